@@ -1,0 +1,61 @@
+// A model's files, seen through one set of names and conventions: those of Hugging Face's Llama.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "io/tokenizer.h"
+
+namespace fut {
+
+/// One stored tensor. Shapes are Hugging Face's: a projection is (outputs, inputs).
+struct TensorInfo {
+  std::string name;
+  std::string type;  ///< as the file spells it: "F32", "BF16", "Q4_1", "I32", "F8_E4M3", ...
+  std::vector<int64_t> shape;
+  std::string file;  ///< for messages
+};
+
+/// A Hugging Face folder or a GGUF file. GGUF is translated on the way: names, configuration, order of q and k rows.
+/// Opening checks every header against the file's size before anything is allocated; tensors are read on demand from
+/// memory-mapped files.
+class Checkpoint {
+ public:
+  virtual ~Checkpoint() = default;
+
+  /// `path`: a folder with config.json, or a .gguf file. Throws Error naming the file and what is wrong with it.
+  static std::unique_ptr<Checkpoint> open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+
+  /// Text of config.json, or the same keys made from GGUF metadata.
+  virtual std::string config_json() const = 0;
+
+  /// Text of generation_config.json, or "{}".
+  virtual std::string generation_config_json() const = 0;
+
+  virtual std::vector<TensorInfo> tensors() const = 0;
+
+  /// nullptr if there is no tensor of that name.
+  virtual const TensorInfo* find(const std::string& name) const = 0;
+
+  /// The tensor as floats, row-major, in Hugging Face's row order. Accepts F32, F16, BF16 and GGUF's block types;
+  /// refuses by name what has no plain meaning as numbers (I32, F8_E4M3 ...).
+  virtual std::vector<float> read_f32(const std::string& name) const = 0;
+
+  /// The tensor's bytes in the file, as stored. Valid while the checkpoint lives.
+  virtual const uint8_t* raw(const std::string& name, int64_t* size_bytes) const = 0;
+
+  virtual std::unique_ptr<Tokenizer> tokenizer() const = 0;
+
+  /// The chat template's source, or "" if the files hold none.
+  virtual std::string chat_template() const = 0;
+
+ protected:
+  std::string path_;
+};
+
+}  // namespace fut

@@ -1,0 +1,52 @@
+// Text to token ids and back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fut {
+
+/// Whether strings such as <|eot_id|> in a text become control tokens or stay text.
+enum class ControlTokens { as_text, parsed };
+
+/// A model's vocabulary. Immutable after loading and safe to share between threads.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  /// Reads a Hugging Face tokenizer.json (and, beside it, tokenizer_config.json when it is there).
+  static std::unique_ptr<Tokenizer> from_hf_folder(const std::string& folder);
+
+  /// Ids of `text`, which is taken byte for byte (invalid UTF-8 too). `add_bos`: put the beginning-of-sequence token
+  /// first if this tokenizer does so (adds_bos()).
+  virtual std::vector<int32_t> encode(std::string_view text, bool add_bos, ControlTokens control) const = 0;
+
+  /// Bytes of one token as they appear in the text; empty for control tokens and for ids that name no token.
+  virtual std::string bytes(int32_t id) const = 0;
+
+  /// Bytes of a whole sequence. Not necessarily valid UTF-8: see StreamDecoder.
+  std::string decode(const std::vector<int32_t>& ids) const;
+
+  virtual bool adds_bos() const = 0;
+  virtual int32_t bos() const = 0;              ///< -1 if there is none
+  virtual std::vector<int32_t> eos() const = 0;  ///< what the tokenizer's own files name as end tokens; may be empty
+  virtual int64_t size() const = 0;             ///< largest id + 1
+};
+
+/// Turns tokens into text as they come: never half a character, invalid bytes as U+FFFD (one for each maximal invalid
+/// subpart, as Unicode recommends), and the concatenated pieces equal the text of the whole sequence.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  std::string add(int32_t id);  ///< text that is complete now
+  std::string finish();         ///< what is left: U+FFFD for a dangling part of a character
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string pending_;
+};
+
+}  // namespace fut
