@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,18 @@ namespace fut {
 /// Whether strings such as <|eot_id|> in a text become control tokens or stay text.
 enum class ControlTokens { as_text, parsed };
 
+/// A byte-level BPE vocabulary as GGUF metadata states it (tokenizer.ggml.model = "gpt2").
+struct BpeVocabulary {
+  std::vector<std::string> tokens;  ///< by id; normal tokens in GPT-2's byte-to-character spelling, others as in the text
+  std::vector<int> token_types;     ///< 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte; empty: all 1
+  std::vector<std::string> merges;  ///< "left right", best first
+  std::string pre;                  ///< how text is split: "gpt-2", "llama-bpe", "smollm", "qwen2", ...; unknown: refused
+  int32_t bos = -1;                 ///< -1: none
+  std::vector<int32_t> eos;
+  std::optional<bool> add_bos;        ///< not stated: Llama-3 adds one, the others do not
+  std::optional<bool> ignore_merges;  ///< a piece that is a token needs no merges; not stated: as the family does
+};
+
 /// A model's vocabulary. Immutable after loading and safe to share between threads.
 class Tokenizer {
  public:
@@ -19,6 +32,9 @@ class Tokenizer {
 
   /// Reads a Hugging Face tokenizer.json (and, beside it, tokenizer_config.json when it is there).
   static std::unique_ptr<Tokenizer> from_hf_folder(const std::string& folder);
+
+  /// `source` names the file in messages.
+  static std::unique_ptr<Tokenizer> from_vocabulary(const BpeVocabulary& vocabulary, const std::string& source);
 
   /// Ids of `text`, which is taken byte for byte (invalid UTF-8 too). `add_bos`: put the beginning-of-sequence token
   /// first if this tokenizer does so (adds_bos()).
