@@ -1,0 +1,41 @@
+// A weight matrix in host memory, in the order in which checkpoints store it, and the encoders that make one from floats.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace fut {
+
+/// W (N, K) row-major. What the bytes are, by dtype:
+///   f32, bf16  the elements
+///   e4m3       the codes; w = code * scale[n], one FP32 scale an output row
+///   int4       (N, ceil(K / 8)) 32-bit words, lowest nibble first along K: compressed-tensors' `weight_packed`;
+///              w = group_scale[n, k / G] * (q - 8), signed FP16 group scales (N, ceil(K / G)): its `weight_scale`
+struct HostWeight {
+  Dtype dtype = Dtype::f32;
+  int64_t rows = 0, cols = 0;
+  int group = 0;                  ///< int4: G
+  std::vector<uint8_t> data;
+  std::vector<float> scale;       ///< e4m3: (N)
+  std::vector<Half> group_scale;  ///< int4: (N, ceil(K / G))
+
+  int64_t row_bytes() const { return dtype == Dtype::int4 ? (cols + 7) / 8 * 4 : cols * bits_per_element(dtype) / 8; }
+  int64_t groups() const { return group ? (cols + group - 1) / group : 0; }
+};
+
+/// Rounds w (N, K) to `dtype`; INT4 by round-to-nearest (encode_int4_row). `name` is for messages: a weight that is NaN,
+/// infinite, or too large for the format's scale is refused by it.
+HostWeight encode_weight(Dtype dtype, int group, const float* w, int64_t rows, int64_t cols, const std::string& name);
+
+/// Exact values of one row: row (K).
+void decode_weight_row(const HostWeight& weight, int64_t n, float* row);
+
+/// INT4 codes and scale of one group of at most 128 weights, round-to-nearest: the scale is searched over both signs
+/// and over clipped magnitudes for the least squared error, then refitted by least squares to the codes it gave. Scales
+/// are rounded to FP16 before they are judged. codes (count) in 0..15. All zeros: scale 0, codes 8.
+Half encode_int4_group(const float* w, int count, uint8_t* codes);
+
+}  // namespace fut
