@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# A real model continues a prompt through FP8 prefill, INT4 weights and INT4 KV. Run by `make demo`, which sets
+# DEMO_MODEL (smollm2, bard, or the path of a folder or .gguf), DEMO_PROMPT and DEMO_N; all may be empty.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+model=${DEMO_MODEL:-smollm2}
+if [[ $model == smollm2 ]]; then
+  if ! model=$(scripts/fetch_demo_model.sh); then
+    echo "SmolLM2 could not be fetched: the demo uses the model in the tree, models/bard (MODEL=bard)" >&2
+    model=bard
+  fi
+fi
+prompt="The sea was calm that morning, and"
+if [[ $model == bard ]]; then
+  model=models/bard
+  prompt=$'ROMEO:\n'
+fi
+exec build/bin/fut generate "$model" -p "${DEMO_PROMPT:-$prompt}" -n "${DEMO_N:-160}" --temperature 0.7 --top-p 0.9 --seed 1
