@@ -15,11 +15,12 @@ enum class ControlTokens { as_text, parsed };
 
 /// A byte-level BPE vocabulary as GGUF metadata states it (tokenizer.ggml.model = "gpt2").
 struct BpeVocabulary {
-  std::vector<std::string> tokens;  ///< by id; normal tokens in GPT-2's byte-to-character spelling, others as in the text
-  std::vector<int> token_types;     ///< 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte; empty: all 1
+  std::vector<std::string>
+      tokens;                    ///< by id; normal tokens in GPT-2's byte-to-character spelling, others as in the text
+  std::vector<int> token_types;  ///< 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte; empty: all 1
   std::vector<std::string> merges;  ///< "left right", best first
-  std::string pre;                  ///< how text is split: "gpt-2", "llama-bpe", "smollm", "qwen2", ...; unknown: refused
-  int32_t bos = -1;                 ///< -1: none
+  std::string pre;   ///< how text is split: "gpt-2", "llama-bpe", "smollm", "qwen2", ...; unknown: refused
+  int32_t bos = -1;  ///< -1: none
   std::vector<int32_t> eos;
   std::optional<bool> add_bos;        ///< not stated: Llama-3 adds one, the others do not
   std::optional<bool> ignore_merges;  ///< a piece that is a token needs no merges; not stated: as the family does
@@ -47,9 +48,9 @@ class Tokenizer {
   std::string decode(const std::vector<int32_t>& ids) const;
 
   virtual bool adds_bos() const = 0;
-  virtual int32_t bos() const = 0;              ///< -1 if there is none
+  virtual int32_t bos() const = 0;               ///< -1 if there is none
   virtual std::vector<int32_t> eos() const = 0;  ///< what the tokenizer's own files name as end tokens; may be empty
-  virtual int64_t size() const = 0;             ///< largest id + 1
+  virtual int64_t size() const = 0;              ///< largest id + 1
 };
 
 /// Turns tokens into text as they come: never half a character, invalid bytes as U+FFFD (one for each maximal invalid
