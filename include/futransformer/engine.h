@@ -43,6 +43,7 @@ struct Request {
   Sampling sampling;
   std::vector<std::string> stop;   ///< the text ends before the first of these
   bool parse_control_tokens = false;  ///< <|eot_id|> and the like in `prompt` become control tokens
+  bool ignore_end_tokens = false;     ///< go on after an end token: for benchmarks
 };
 
 struct Completion {
@@ -77,7 +78,8 @@ struct ScoreOptions {
   bool add_bos = true;               ///< if the tokenizer does: at the start of every window, never scored
 };
 
-/// Called with every new piece of a request's text; `index` is its place in the list. Return false to cancel all.
+/// Called with every new piece of a request's text; `index` is its place in the list. An empty piece only asks whether
+/// to go on (between the passes of a long prompt). Return false to cancel all.
 using TextCallback = std::function<bool(size_t index, std::string_view piece)>;
 
 /// Called for each scored token, in order: its index in the text's tokens, its negative log-likelihood (nats) and all

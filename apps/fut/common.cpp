@@ -1,0 +1,253 @@
+#include "common.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace fut::app {
+namespace {
+
+std::string g_doing = "starting";
+std::atomic<bool> g_interrupted{false};
+
+/// The whole of `text` as a number, or nothing.
+template <class T>
+std::optional<T> number(const std::string& text) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return value;
+}
+
+/// "--top-k" of "-k,--top-k".
+std::string long_name(const std::string& flag) { return flag.substr(flag.find(',') + 1); }
+
+/// Adds an option whose one value `take` accepts, or refuses with what was expected.
+CLI::Option* add_checked(CLI::App& app, const std::string& flag, const std::string& type, const std::string& standard,
+                         const std::string& help, std::function<bool(const std::string&)> take,
+                         const std::string& expected) {
+  CLI::Option* option = app.add_option(
+      flag,
+      [=](const CLI::results_t& results) {
+        if (!take(results.front())) {
+          throw CLI::ValidationError(fmt::format("{} {}: expected {}", long_name(flag), results.front(), expected));
+        }
+        return true;
+      },
+      help);
+  return option->type_name(type)->type_size(1)->expected(1)->default_str(standard);
+}
+
+std::string name_of_limit(double value) { return fmt::format("{:g}", value); }
+
+}  // namespace
+
+bool contains(IntegerRange range, int64_t value) { return value >= range.low && value <= range.high; }
+bool contains(NumberRange range, double value) { return value >= range.low && value <= range.high; }
+
+std::string describe(IntegerRange range) {
+  if (range.high >= kNoLimit) return fmt::format("an integer of at least {} (and at most {})", range.low, range.high);
+  return fmt::format("an integer from {} to {}", range.low, range.high);
+}
+
+std::string describe(NumberRange range) {
+  if (range.high >= kTemperatureRange.high) return "a finite number of at least " + name_of_limit(range.low);
+  return fmt::format("a number from {} to {}", name_of_limit(range.low), name_of_limit(range.high));
+}
+
+std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
+  try {
+    app.get_formatter()->column_width(34);
+    app.parse(argc, argv);
+    return std::nullopt;
+  } catch (const CLI::CallForHelp&) {
+    put(app.help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return usage_error(app, error.what());
+  }
+}
+
+int usage_error(const CLI::App& app, const std::string& message) {
+  note(fmt::format("fut: {} (see {} --help)", one_line(message), app.get_name()));
+  return kUsage;
+}
+
+CLI::Option* add_integer_flag(CLI::App& app, const std::string& flag, int64_t standard, IntegerRange range,
+                              const std::string& help, std::function<void(int64_t)> store) {
+  const auto take = [range, store](const std::string& text) {
+    const auto value = number<int64_t>(text);
+    if (!value || !contains(range, *value)) return false;
+    store(*value);
+    return true;
+  };
+  return add_checked(app, flag, "INT", std::to_string(standard), help, take, describe(range));
+}
+
+CLI::Option* add_number(CLI::App& app, const std::string& flag, float& value, NumberRange range,
+                        const std::string& help) {
+  const auto take = [range, &value](const std::string& text) {
+    const auto given = number<double>(text);
+    if (!given || !contains(range, *given)) return false;
+    value = static_cast<float>(*given);
+    return true;
+  };
+  return add_checked(app, flag, "NUMBER", name_of_limit(value), help, take, describe(range));
+}
+
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::string& value,
+                        const std::vector<std::string>& choices, const std::string& help) {
+  const auto take = [choices, &value](const std::string& text) {
+    value = text;
+    return std::find(choices.begin(), choices.end(), text) != choices.end();
+  };
+  return add_checked(app, flag, fmt::format("{}", fmt::join(choices, "|")), value, help, take,
+                     fmt::format("one of {}", fmt::join(choices, ", ")));
+}
+
+CLI::Option* add_text(CLI::App& app, const std::string& flag, std::string& value, const std::string& type,
+                      const std::string& help) {
+  return app.add_option(flag, value, help)->type_name(type);
+}
+
+void add_model_flags(CLI::App& app, ModelFlags& flags) {
+  add_text(app, "MODEL", flags.model, "", "a Hugging Face folder, a .gguf file, or what `fut quantize` wrote")
+      ->required();
+  app.add_flag("--json", flags.json, "results as JSON");
+  auto& options = flags.options;
+  add_choice(app, "--prefill", options.prefill, {"fp8", "bf16", "f32"}, "weights that read the prompt");
+  add_choice(app, "--decode", options.decode, {"int4", "fp8", "bf16", "f32"}, "weights that write the answer");
+  add_choice(app, "--kv", options.kv, {"int4", "fp8", "bf16", "f32"}, "the KV cache");
+  add_choice(app, "--group-size", flags.group_size, {"32", "64", "128"}, "of INT4 weights quantised at load");
+}
+
+void add_run_flags(CLI::App& app, ModelFlags& flags) {
+  auto& options = flags.options;
+  add_choice(app, "--prefill-scaling", options.prefill_scaling, {"auto", "exact", "frozen", "delayed"},
+             "FP8 activation scales");
+  add_choice(app, "--backend", options.backend, {"auto", "cpu", "cuda"}, "where it runs");
+  add_integer(app, "--threads", options.threads, {0, 1024}, "CPU threads; 0: one a core");
+  add_integer(app, "--max-context", options.max_context, {0, kNoLimit},
+              "tokens a sequence may reach; 0: the model's limit");
+  add_integer(app, "--max-batch", options.max_batch, {1, 4096}, "sequences that decode together");
+  add_integer(app, "--kv-tokens", options.kv_tokens, {0, int64_t{1} << 40},
+              "tokens the cache holds; 0: from free memory");
+}
+
+std::unique_ptr<Engine> load_engine(const ModelFlags& flags) {
+  watch_interrupts();
+  now("loading " + flags.model);
+  Bar bar;
+  EngineOptions options = flags.options;
+  options.group_size = std::stoi(flags.group_size);
+  options.on_load = [&](const std::string& stage, int64_t done, int64_t total) {
+    throw_if_interrupted();
+    now("loading " + flags.model + " (" + stage + ")");
+    bar.show(stage, done, total);
+  };
+  return Engine::load(flags.model, options);
+}
+
+bool put(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+    } else if (errno == EPIPE) {
+      return false;
+    } else if (errno != EINTR) {
+      fail("cannot write to stdout: ", std::strerror(errno));
+    }
+  }
+  return true;
+}
+
+void note(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
+
+std::string one_line(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = ' ';
+  }
+  return text;
+}
+
+std::string mib(int64_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); }
+
+double per_second(int64_t count, double seconds) { return seconds > 0 ? static_cast<double>(count) / seconds : 0; }
+
+double rounded(double value, int digits) {
+  const double unit = std::pow(10.0, digits);
+  return std::round(value * unit) / unit;
+}
+
+std::string weights_line(const ModelInfo& info) {
+  return fmt::format("weights: {} prefill {}, {} decode {}, embedding {}, head {}", info.prefill,
+                     mib(info.prefill_weight_bytes), info.decode, mib(info.decode_weight_bytes),
+                     mib(info.embedding_bytes), mib(info.head_bytes));
+}
+
+void Bar::show(const std::string& what, int64_t done, int64_t total) {
+  static const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (!terminal || total <= 0) return;
+  const int64_t ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count();
+  if (drawn_ && ms - last_ms_ < 100) return;
+  last_ms_ = ms;
+  drawn_ = true;
+  constexpr int64_t kWidth = 30;
+  const int64_t filled = std::clamp<int64_t>(done * kWidth / total, 0, kWidth);
+  std::fprintf(stderr, "\r\033[K%s [%s%s] %d %%", what.c_str(), std::string(static_cast<size_t>(filled), '#').c_str(),
+               std::string(static_cast<size_t>(kWidth - filled), ' ').c_str(), static_cast<int>(done * 100 / total));
+  std::fflush(stderr);
+}
+
+void Bar::clear() {
+  if (drawn_) std::fputs("\r\033[K", stderr);
+  drawn_ = false;
+}
+
+std::string read_file(const std::string& path) {
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(nullptr, std::fclose);
+  std::FILE* file = stdin;
+  if (path != "-") {
+    opened.reset(std::fopen(path.c_str(), "rb"));
+    file = opened.get();
+    FUT_CHECK(file != nullptr, path, ": cannot be opened: ", std::strerror(errno));
+  }
+  now("reading " + path);
+  std::string bytes;
+  std::vector<char> block(size_t{1} << 20);
+  while (const size_t count = std::fread(block.data(), 1, block.size(), file)) bytes.append(block.data(), count);
+  FUT_CHECK(!std::ferror(file), path, ": cannot be read: ", std::strerror(errno));
+  return bytes;
+}
+
+void watch_interrupts() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { g_interrupted = true; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+bool interrupted() { return g_interrupted; }
+
+void throw_if_interrupted() {
+  if (interrupted()) throw Interrupted{};
+}
+
+void now(const std::string& doing) { g_doing = doing; }
+const std::string& busy_with() { return g_doing; }
+
+}  // namespace fut::app

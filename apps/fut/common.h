@@ -1,0 +1,139 @@
+// What the verbs share: flags and their ranges, output, progress, interruption.
+//
+// Results go to stdout; everything else goes to stderr. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "futransformer/engine.h"
+
+namespace fut::app {
+
+inline constexpr const char* kVersion = "0.1.0";
+inline constexpr int kFailure = 1, kUsage = 2, kInterruptedExit = 130;
+
+// ---- numbers that users give, in flags and in prompt files
+
+struct IntegerRange {
+  int64_t low, high;
+};
+struct NumberRange {
+  double low, high;
+};
+
+inline constexpr int64_t kNoLimit = std::numeric_limits<int32_t>::max();
+inline constexpr IntegerRange kMaxTokensRange{-1, kNoLimit}, kTopKRange{-1, kNoLimit};
+inline constexpr IntegerRange kSeedRange{0, std::numeric_limits<int64_t>::max()};
+inline constexpr NumberRange kTemperatureRange{0, std::numeric_limits<float>::max()}, kFractionRange{0, 1};
+
+bool contains(IntegerRange range, int64_t value);
+bool contains(NumberRange range, double value);  ///< NaN is in no range
+std::string describe(IntegerRange range);        ///< "an integer from 1 to 16"
+std::string describe(NumberRange range);
+
+// ---- flags
+
+/// The program's exit code if parsing ends it: help was asked for, or the usage was wrong.
+std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
+
+/// Reports wrong usage of the verb in one line and returns kUsage.
+int usage_error(const CLI::App& app, const std::string& message);
+
+CLI::Option* add_number(CLI::App& app, const std::string& flag, float& value, NumberRange range,
+                        const std::string& help);
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::string& value,
+                        const std::vector<std::string>& choices, const std::string& help);
+CLI::Option* add_text(CLI::App& app, const std::string& flag, std::string& value, const std::string& type,
+                      const std::string& help);
+
+CLI::Option* add_integer_flag(CLI::App& app, const std::string& flag, int64_t standard, IntegerRange range,
+                              const std::string& help, std::function<void(int64_t)> store);
+template <std::integral T>
+CLI::Option* add_integer(CLI::App& app, const std::string& flag, T& value, IntegerRange range,
+                         const std::string& help) {
+  return add_integer_flag(app, flag, static_cast<int64_t>(value), range, help,
+                          [&value](int64_t given) { value = static_cast<T>(given); });
+}
+
+/// MODEL and how it is run, as every verb that loads one takes them.
+struct ModelFlags {
+  std::string model, group_size = "64";
+  EngineOptions options;
+  bool json = false;
+};
+
+/// MODEL, --json and the precisions.
+void add_model_flags(CLI::App& app, ModelFlags& flags);
+/// --backend, --threads and sizes.
+void add_run_flags(CLI::App& app, ModelFlags& flags);
+
+/// Loads with a progress bar. Ctrl-C is watched from here on.
+std::unique_ptr<Engine> load_engine(const ModelFlags& flags);
+
+// ---- output
+
+/// Writes to stdout at once. False: nobody reads it any more, which is no failure. Error if writing fails otherwise.
+bool put(std::string_view text);
+
+/// One line on stderr.
+void note(const std::string& line);
+
+/// `text` without line breaks and other control characters.
+std::string one_line(std::string text);
+
+std::string mib(int64_t bytes);  ///< "129.4 MiB"
+double per_second(int64_t count, double seconds);
+double rounded(double value, int digits);
+
+/// "weights: fp8 prefill 129.4 MiB, ..."
+std::string weights_line(const ModelInfo& info);
+
+/// A progress bar on stderr, if that is a terminal; it leaves nothing behind.
+class Bar {
+ public:
+  ~Bar() { clear(); }
+  void show(const std::string& what, int64_t done, int64_t total);
+  void clear();
+
+ private:
+  bool drawn_ = false;
+  int64_t last_ms_ = 0;
+};
+
+// ---- input
+
+/// All bytes of a file, pipe, or "-" (stdin).
+std::string read_file(const std::string& path);
+
+// ---- interruption and trouble
+
+/// The first Ctrl-C from here on only raises interrupted(); a second one kills the program at once.
+void watch_interrupts();
+bool interrupted();
+
+/// Thrown out of a progress callback to give up what is under way.
+struct Interrupted {};
+void throw_if_interrupted();
+
+/// What the program is busy with, for "out of memory while ...".
+void now(const std::string& doing);
+const std::string& busy_with();
+
+// ---- verbs: argv[0] is the verb
+
+int run_generate(int argc, const char* const* argv);
+int run_tokenize(int argc, const char* const* argv);
+int run_inspect(int argc, const char* const* argv);
+int run_perplexity(int argc, const char* const* argv);
+int run_bench(int argc, const char* const* argv);
+
+}  // namespace fut::app

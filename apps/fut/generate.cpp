@@ -1,0 +1,230 @@
+// fut generate: one answer, streamed, or many from a file of prompts.
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "common.h"
+#include "io/json.h"
+
+namespace fut::app {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+struct GenerateFlags {
+  ModelFlags model;
+  Request request;  ///< what every prompt starts from
+  std::string prompt, file, prompts_file;
+  bool greedy = false, echo = false;
+};
+
+void add_flags(CLI::App& app, GenerateFlags& flags) {
+  add_model_flags(app, flags.model);
+  add_text(app, "-p,--prompt", flags.prompt, "TEXT", "the prompt");
+  add_text(app, "-f,--file", flags.file, "FILE", "the prompt is the bytes of FILE; - is stdin");
+  add_text(app, "--prompts", flags.prompts_file, "FILE",
+           "JSON lines: {\"prompt\": ...} or a string; one JSON line an answer");
+  Request& request = flags.request;
+  Sampling& sampling = request.sampling;
+  add_integer(app, "-n,--max-tokens", request.max_tokens, kMaxTokensRange,
+              "at most so many; -1: up to the context limit");
+  add_number(app, "--temperature", sampling.temperature, kTemperatureRange, "0: always the most likely token");
+  add_integer(app, "--top-k", sampling.top_k, kTopKRange, "only the k best; 0 or -1: off");
+  add_number(app, "--top-p", sampling.top_p, kFractionRange, "only the best that make up p; 1: off");
+  add_number(app, "--min-p", sampling.min_p, kFractionRange, "only those at least p times as likely as the best");
+  add_integer(app, "--seed", sampling.seed, kSeedRange, "the same seed, prompt and flags give the same text");
+  app.add_flag("--greedy", flags.greedy, "short for --temperature 0");
+  app.add_option("--stop", request.stop, "the text ends before STR; may be given several times")
+      ->type_name("STR")
+      ->allow_extra_args(false);
+  app.add_flag("--parse-control", request.parse_control_tokens,
+               "<|eot_id|> and the like in a prompt are control tokens");
+  app.add_flag("--echo", flags.echo, "print the prompt first");
+  add_run_flags(app, flags.model);
+  app.footer(
+      "A line of --prompts may bring max_tokens, temperature, top_k, top_p, min_p, seed and stop of its own.\n\n"
+      "Examples:\n"
+      "  fut generate models/bard -p 'To be, or not' -n 64 --seed 7\n"
+      "  fut generate model.gguf -f prompt.txt --greedy --stop $'\\n\\n'\n"
+      "  echo '{\"prompt\": \"Once\", \"max_tokens\": 20}' | fut generate model.gguf --prompts -");
+}
+
+/// One line of a prompts file on its way into a request. Every message begins with file and line.
+class PromptLine {
+ public:
+  PromptLine(std::string where, std::string_view text) : where_(std::move(where)), json_(parse_json(text, where_)) {}
+
+  Request over(Request request) const {
+    if (json_.is_string()) {
+      request.prompt = json_.get<std::string>();
+      return request;
+    }
+    FUT_CHECK(json_.is_object(), where_, ": expected {\"prompt\": ...} or a string");
+    FUT_CHECK(json_.contains("prompt"), where_, ": \"prompt\" is missing");
+    for (const auto& [key, value] : json_.items()) take(request, key, value);
+    return request;
+  }
+
+ private:
+  void take(Request& request, const std::string& key, const json& value) const {
+    Sampling& sampling = request.sampling;
+    if (key == "prompt") {
+      FUT_CHECK(value.is_string(), where_, ": \"prompt\" must be a string");
+      request.prompt = value.get<std::string>();
+    } else if (value.is_null()) {
+      return;
+    } else if (key == "max_tokens") {
+      request.max_tokens = integer(key, value, kMaxTokensRange);
+    } else if (key == "temperature") {
+      sampling.temperature = number(key, value, kTemperatureRange);
+    } else if (key == "top_k") {
+      sampling.top_k = integer(key, value, kTopKRange);
+    } else if (key == "top_p") {
+      sampling.top_p = number(key, value, kFractionRange);
+    } else if (key == "min_p") {
+      sampling.min_p = number(key, value, kFractionRange);
+    } else if (key == "seed") {
+      sampling.seed = static_cast<uint64_t>(integer(key, value, kSeedRange));
+    } else if (key == "stop") {
+      request.stop = stops(value);
+    } else {
+      fail(where_, ": unknown key \"", key,
+           "\"; known: prompt, max_tokens, temperature, top_k, top_p, min_p, seed, stop");
+    }
+  }
+
+  int64_t integer(const std::string& key, const json& value, IntegerRange range) const {
+    const bool fits = value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= INT64_MAX);
+    FUT_CHECK(fits && contains(range, value.get<int64_t>()), where_, ": ", key, " ", value.dump(), ": expected ",
+              describe(range));
+    return value.get<int64_t>();
+  }
+
+  float number(const std::string& key, const json& value, NumberRange range) const {
+    FUT_CHECK(value.is_number() && contains(range, value.get<double>()), where_, ": ", key, " ", value.dump(),
+              ": expected ", describe(range));
+    return value.get<float>();
+  }
+
+  std::vector<std::string> stops(const json& value) const {
+    std::vector<std::string> found;
+    for (const json& stop : value.is_array() ? value : json::array({value})) {
+      FUT_CHECK(stop.is_string() && !stop.get_ref<const std::string&>().empty(), where_,
+                ": stop must be a string, or a list of strings, none of them empty");
+      found.push_back(stop.get<std::string>());
+    }
+    return found;
+  }
+
+  std::string where_;
+  json json_;
+};
+
+std::vector<Request> read_prompts(const std::string& path, const Request& standard) {
+  const std::string text = read_file(path);
+  std::vector<Request> requests;
+  size_t line = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view bytes(text.data() + begin, end - begin);
+    ++line;
+    if (bytes.find_first_not_of(" \t\r") != bytes.npos) {
+      requests.push_back(PromptLine(cat(path, ":", line), bytes).over(standard));
+    }
+    begin = end + 1;
+  }
+  FUT_CHECK(!requests.empty(), path, ": no prompts in it");
+  return requests;
+}
+
+ordered_json answer(const Completion& completion, const Timing& timing, const ModelInfo& info) {
+  ordered_json line = {{"text", completion.text},
+                       {"ids", completion.ids},
+                       {"prompt_tokens", completion.prompt_tokens},
+                       {"finish_reason", completion.finish_reason},
+                       {"prefill_tok_s", rounded(per_second(timing.prefill_tokens, timing.prefill_seconds), 2)},
+                       {"decode_tok_s", rounded(per_second(timing.decode_tokens, timing.decode_seconds), 2)},
+                       {"backend", info.backend}};
+  if (!completion.error.empty()) line["error"] = completion.error;
+  return line;
+}
+
+/// False if nobody reads stdout any more. A prompt or path in a message may hold bytes that are no UTF-8.
+bool put_json(const ordered_json& value) {
+  return put(value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
+}
+
+void note_speed(const Engine& engine) {
+  const Timing timing = engine.last_timing();
+  const ModelInfo& info = engine.info();
+  note(fmt::format("{}: prefill {:.1f} tok/s ({} tokens), decode {:.1f} tok/s ({} tokens); {}", info.backend,
+                   per_second(timing.prefill_tokens, timing.prefill_seconds), timing.prefill_tokens,
+                   per_second(timing.decode_tokens, timing.decode_seconds), timing.decode_tokens, weights_line(info)));
+}
+
+int generate_many(Engine& engine, const GenerateFlags& flags, const std::vector<Request>& requests) {
+  now(cat("answering ", requests.size(), " prompts"));
+  const auto completions = engine.generate(requests, [](size_t, std::string_view) { return !interrupted(); });
+  int code = 0;
+  for (size_t i = 0; i < completions.size(); ++i) {
+    ordered_json line = {{"index", i}};
+    line.update(answer(completions[i], engine.last_timing(), engine.info()));
+    if (flags.echo) line["prompt"] = requests[i].prompt;
+    if (completions[i].finish_reason == "error") code = kFailure;
+    if (!put_json(line)) return 0;
+  }
+  note_speed(engine);
+  return interrupted() ? kInterruptedExit : code;
+}
+
+int generate_one(Engine& engine, const GenerateFlags& flags) {
+  const bool stream = !flags.model.json;
+  bool open = true, written = false;
+  const auto write = [&](std::string_view text) {
+    written = written || !text.empty();
+    open = open && put(text);
+  };
+  now("generating");
+  if (stream && flags.echo) write(flags.request.prompt);
+  const auto on_text = [&](size_t, std::string_view piece) {
+    if (stream) write(piece);
+    return open && !interrupted();
+  };
+  const Completion completion = engine.generate({flags.request}, on_text).at(0);
+  if (stream && written) write("\n");
+  FUT_CHECK(completion.finish_reason != "error", completion.error);
+  if (!stream) {
+    ordered_json line = answer(completion, engine.last_timing(), engine.info());
+    if (flags.echo) line["prompt"] = flags.request.prompt;
+    put_json(line);
+  } else if (open) {
+    note_speed(engine);
+  }
+  return interrupted() ? kInterruptedExit : 0;
+}
+
+}  // namespace
+
+int run_generate(int argc, const char* const* argv) {
+  CLI::App app("Writes text from a prompt.", "fut generate");
+  GenerateFlags flags;
+  add_flags(app, flags);
+  if (const auto code = parse(app, argc, argv)) return *code;
+  if (app.count("--prompt") + app.count("--file") + app.count("--prompts") != 1) {
+    return usage_error(app, "give exactly one of --prompt, --file and --prompts");
+  }
+  for (const std::string& stop : flags.request.stop) {
+    if (stop.empty()) return usage_error(app, "--stop: expected a text that is not empty");
+  }
+  if (flags.greedy && app.count("--temperature")) return usage_error(app, "give --greedy or --temperature, not both");
+  if (flags.greedy) flags.request.sampling.temperature = 0;
+
+  if (app.count("--prompts")) {
+    const auto requests = read_prompts(flags.prompts_file, flags.request);
+    return generate_many(*load_engine(flags.model), flags, requests);
+  }
+  flags.request.prompt = app.count("--file") ? read_file(flags.file) : flags.prompt;
+  return generate_one(*load_engine(flags.model), flags);
+}
+
+}  // namespace fut::app
