@@ -50,4 +50,10 @@ FUT_HD void hadamard_rotate(float* x, int width) {
   }
 }
 
+/// Offline: the same rotation of every row of w (N, K), heads of `width` columns side by side: w[n] -> R w[n].
+void hadamard_rotate_columns(float* w, int64_t rows, int64_t cols, int64_t width);
+
+/// Offline: the same rotation of every column of w (N, K), so that its outputs come out rotated: W -> R W.
+void hadamard_rotate_rows(float* w, int64_t rows, int64_t cols, int64_t width);
+
 }  // namespace fut

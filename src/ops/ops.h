@@ -161,7 +161,6 @@ struct LmHeadArgs {
   Weight head;                     // (V, D)
   const int64_t* row = nullptr;    // (rows) which residual rows; null: 0 .. rows - 1
   int64_t rows = 0;
-  bool decode = false;             ///< which phase's operand type
 };
 
 void validate(const EmbedArgs& args);

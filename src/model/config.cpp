@@ -1,0 +1,186 @@
+#include "model/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/error.h"
+#include "io/json.h"
+
+namespace fut {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Reads fields of one JSON object with messages that name file, key and value.
+class Fields {
+ public:
+  Fields(const Json& object, std::string what) : object_(object), what_(std::move(what)) {
+    FUT_CHECK(object.is_object(), what_, ": expected a JSON object, found ", object.type_name());
+  }
+
+  const Json* find(const char* key) const {
+    const auto it = object_.find(key);
+    return it == object_.end() || it->is_null() ? nullptr : &*it;
+  }
+
+  double number(const char* key, double fallback) const {
+    const Json* value = find(key);
+    if (!value) return fallback;
+    FUT_CHECK(value->is_number(), what_, ": ", key, " is ", value->dump().substr(0, 60), ", expected a number");
+    return value->get<double>();
+  }
+
+  /// A whole number in [low, high]; `fallback` below low means that the key is required.
+  int64_t integer(const char* key, int64_t fallback, int64_t low, int64_t high) const {
+    const Json* value = find(key);
+    FUT_CHECK(value || fallback >= low, what_, ": ", key, " is missing");
+    if (!value) return fallback;
+    const double x = number(key, 0);
+    FUT_CHECK(x == std::floor(x) && x >= static_cast<double>(low) && x <= static_cast<double>(high), what_, ": ", key,
+              " is ", value->dump().substr(0, 60), ", expected a whole number from ", low, " to ", high);
+    return static_cast<int64_t>(x);
+  }
+
+  double positive(const char* key, double fallback) const {
+    const double x = number(key, fallback);
+    FUT_CHECK(std::isfinite(x) && x > 0, what_, ": ", key, " is ", x, ", expected a positive number");
+    return x;
+  }
+
+  bool flag(const char* key, bool fallback) const {
+    const Json* value = find(key);
+    if (!value) return fallback;
+    FUT_CHECK(value->is_boolean(), what_, ": ", key, " is ", value->dump().substr(0, 60), ", expected true or false");
+    return value->get<bool>();
+  }
+
+  std::string text(const char* key, const std::string& fallback) const {
+    const Json* value = find(key);
+    if (!value) return fallback;
+    FUT_CHECK(value->is_string(), what_, ": ", key, " is ", value->dump().substr(0, 60), ", expected a string");
+    return value->get<std::string>();
+  }
+
+  const std::string& what() const { return what_; }
+
+ private:
+  const Json& object_;
+  std::string what_;
+};
+
+/// rope_scaling (older files) or rope_parameters (newer ones, which also carry rope_theta).
+void read_rope(const Fields& config, LlamaConfig& out) {
+  const char* key = config.find("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const Json* block = config.find(key);
+  out.rope_theta = config.positive("rope_theta", 10000.0);
+  if (!block) return;
+  const Fields rope(*block, config.what() + ": " + key);
+  out.rope_theta = rope.positive("rope_theta", out.rope_theta);
+  const std::string type = rope.text("rope_type", rope.text("type", ""));
+  FUT_CHECK(!type.empty(), rope.what(), " has no rope_type");
+  RopeScaling& scaling = out.rope_scaling;
+  if (type == "default") return;
+  if (type == "linear") {
+    scaling.kind = RopeScaling::Kind::linear;
+    scaling.factor = rope.positive("factor", -1);
+    return;
+  }
+  FUT_CHECK(type == "llama3", rope.what(), ": rope type \"", type, "\" is not supported (default, linear and llama3 are)");
+  scaling.kind = RopeScaling::Kind::llama3;
+  scaling.factor = rope.positive("factor", -1);
+  scaling.low_freq_factor = rope.positive("low_freq_factor", -1);
+  scaling.high_freq_factor = rope.positive("high_freq_factor", -1);
+  scaling.original_positions = rope.integer("original_max_position_embeddings", 0, 1, int64_t{1} << 30);
+  FUT_CHECK(scaling.high_freq_factor > scaling.low_freq_factor, rope.what(), ": high_freq_factor ",
+            scaling.high_freq_factor, " is not above low_freq_factor ", scaling.low_freq_factor);
+}
+
+/// eos_token_id is a number, a list, or absent; 0 is an id like any other.
+void add_eos(const Fields& fields, int64_t vocabulary, std::vector<int32_t>& eos) {
+  const Json* value = fields.find("eos_token_id");
+  if (!value) return;
+  const Json list = value->is_array() ? *value : Json::array({*value});
+  for (const Json& id : list) {
+    FUT_CHECK(id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < (int64_t{1} << 31), fields.what(),
+              ": eos_token_id holds ", id.dump().substr(0, 60), ", expected token ids");
+    const int64_t token = id.get<int64_t>();
+    if (token < vocabulary && std::find(eos.begin(), eos.end(), token) == eos.end()) {
+      eos.push_back(static_cast<int32_t>(token));
+    }
+  }
+}
+
+/// Keys that would change the result if they were ignored.
+void refuse_unsupported(const Fields& config) {
+  const std::string& what = config.what();
+  FUT_CHECK(!config.flag("attention_bias", false), what, ": attention_bias is not supported");
+  FUT_CHECK(!config.flag("mlp_bias", false), what, ": mlp_bias is not supported");
+  FUT_CHECK(!config.flag("rope_interleaved", false), what, ": rope_interleaved is not supported");
+  const double partial = config.number("partial_rotary_factor", 1.0);
+  FUT_CHECK(partial == 1.0, what, ": partial_rotary_factor ", partial, " is not supported");
+  const std::string act = config.text("hidden_act", "silu");
+  FUT_CHECK(act == "silu" || act == "swish", what, ": hidden_act \"", act, "\" is not supported (silu is)");
+}
+
+}  // namespace
+
+LlamaConfig parse_config(const std::string& config_json, const std::string& generation_config_json,
+                         const std::string& what) {
+  const Json json = parse_json(config_json, what);
+  const Fields fields(json, what);
+  LlamaConfig out;
+  const std::string type = fields.text("model_type", "");
+  FUT_CHECK(type == "llama", what, ": model_type is \"", type, "\"; only Llama (\"llama\") is supported");
+  out.architecture = "LlamaForCausalLM";
+  if (const Json* names = fields.find("architectures")) {
+    const bool known = names->is_array() && std::find(names->begin(), names->end(), Json(out.architecture)) != names->end();
+    FUT_CHECK(known, what, ": architectures is ", names->dump().substr(0, 80), "; only ", out.architecture, " is supported");
+  }
+  constexpr int64_t kWidest = 1 << 20;
+  out.width = fields.integer("hidden_size", 0, 1, kWidest);
+  out.feed_forward = fields.integer("intermediate_size", 0, 1, kWidest);
+  out.layers = fields.integer("num_hidden_layers", 0, 1, 10000);
+  out.heads = fields.integer("num_attention_heads", 0, 1, 65536);
+  out.kv_heads = fields.integer("num_key_value_heads", out.heads, 1, 65536);
+  out.vocabulary = fields.integer("vocab_size", 0, 1, int64_t{1} << 24);
+  out.positions = fields.integer("max_position_embeddings", 2048, 1, int64_t{1} << 30);
+  out.norm_eps = fields.positive("rms_norm_eps", 1e-6);
+  out.tied = fields.flag("tie_word_embeddings", false);
+  out.bos = static_cast<int32_t>(fields.integer("bos_token_id", -1, -1, int64_t{1} << 30));
+  if (!fields.find("head_dim")) {
+    FUT_CHECK(out.width % out.heads == 0, what, ": hidden_size ", out.width, " is no multiple of num_attention_heads ",
+              out.heads, " and head_dim is not given");
+  }
+  out.head_dim = fields.integer("head_dim", out.width / out.heads, 1, 1024);
+  FUT_CHECK(out.heads % out.kv_heads == 0, what, ": num_attention_heads ", out.heads,
+            " is no multiple of num_key_value_heads ", out.kv_heads);
+  FUT_CHECK(out.head_dim % 2 == 0, what, ": head_dim ", out.head_dim, " is odd; rotary embedding needs pairs");
+  refuse_unsupported(fields);
+  read_rope(fields, out);
+  add_eos(fields, out.vocabulary, out.eos);
+  const Json generation = parse_json(generation_config_json.empty() ? "{}" : generation_config_json, what);
+  add_eos(Fields(generation, what + " (generation_config.json)"), out.vocabulary, out.eos);
+  return out;
+}
+
+std::vector<double> rope_inverse_frequencies(const LlamaConfig& config) {
+  const RopeScaling& scaling = config.rope_scaling;
+  std::vector<double> frequencies(config.head_dim / 2);
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    double f = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
+    if (scaling.kind == RopeScaling::Kind::linear) f /= scaling.factor;
+    if (scaling.kind == RopeScaling::Kind::llama3) {
+      // How often the pair turns within the trained context decides: often, keep; less than low_freq_factor times,
+      // stretch; between, blend.
+      const double turns = static_cast<double>(scaling.original_positions) * f / (2.0 * std::numbers::pi);
+      const double keep =
+          std::clamp((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0);
+      f = (1.0 - keep) * f / scaling.factor + keep * f;
+    }
+    frequencies[i] = f;
+  }
+  return frequencies;
+}
+
+}  // namespace fut

@@ -1,0 +1,44 @@
+// What a model's config.json says, checked: every number that shapes a tensor or a rotation.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fut {
+
+/// How rotary frequencies are stretched beyond the trained context.
+struct RopeScaling {
+  enum class Kind { none, linear, llama3 } kind = Kind::none;
+  double factor = 1.0;
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;  ///< llama3
+  int64_t original_positions = 0;                         ///< llama3
+};
+
+struct LlamaConfig {
+  std::string architecture;
+  int64_t width = 0;         ///< D, hidden_size
+  int64_t feed_forward = 0;  ///< F, intermediate_size
+  int64_t layers = 0;        ///< L
+  int64_t heads = 0;         ///< H
+  int64_t kv_heads = 0;      ///< J
+  int64_t head_dim = 0;      ///< E
+  int64_t vocabulary = 0;    ///< V
+  int64_t positions = 0;     ///< max_position_embeddings
+  double norm_eps = 1e-5;
+  double rope_theta = 10000.0;
+  RopeScaling rope_scaling;
+  bool tied = false;         ///< the head is the embedding
+  int32_t bos = -1;
+  std::vector<int32_t> eos;  ///< from config.json and generation_config.json
+};
+
+/// Parses and checks config.json. `what` names the file in messages. Anything that would change the mathematics and is
+/// not supported (another architecture, an unknown rope type, biases, ...) is refused by name.
+LlamaConfig parse_config(const std::string& config_json, const std::string& generation_config_json,
+                         const std::string& what);
+
+/// Rotation speed of each pair: theta^(-2 i / E), stretched as `rope_scaling` says. (E / 2)
+std::vector<double> rope_inverse_frequencies(const LlamaConfig& config);
+
+}  // namespace fut

@@ -1,0 +1,310 @@
+#include "model/weights.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/parallel.h"
+#include "layout/hadamard.h"
+
+namespace fut {
+namespace {
+
+std::string layer_name(int64_t layer, const char* name) { return cat("model.layers.", layer, ".", name, ".weight"); }
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) text += cat(i ? ", " : "", shape[i]);
+  return text + ")";
+}
+
+void check_shape(const Checkpoint& checkpoint, const std::string& name, const std::vector<int64_t>& expected) {
+  const TensorInfo* info = checkpoint.find(name);
+  FUT_CHECK(info, checkpoint.path(), ": tensor ", name, " not found");
+  FUT_CHECK(info->shape == expected, info->file, ": tensor ", name, " has shape ", shape_text(info->shape),
+            ", the configuration says ", shape_text(expected));
+}
+
+/// w (N, K) *= gain (K): the norm's gain moves into the weight that reads the normalised row.
+void fold_gain(std::vector<float>& w, const std::vector<float>& gain) {
+  const int64_t cols = static_cast<int64_t>(gain.size()), rows = static_cast<int64_t>(w.size()) / cols;
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t k = 0; k < cols; ++k) w[n * cols + k] *= gain[k];
+  }
+}
+
+void append(std::vector<float>& to, const std::vector<float>& from) { to.insert(to.end(), from.begin(), from.end()); }
+
+/// Names of the tensors whose rows are stacked into one GEMM weight.
+std::vector<std::string> qkv_names(int64_t l) {
+  return {layer_name(l, "self_attn.q_proj"), layer_name(l, "self_attn.k_proj"), layer_name(l, "self_attn.v_proj")};
+}
+std::vector<std::string> gate_up_names(int64_t l) {
+  return {layer_name(l, "mlp.gate_proj"), layer_name(l, "mlp.up_proj")};
+}
+
+/// Codes and scales of stacked tensors exactly as compressed-tensors stores them, or nothing if the checkpoint holds the
+/// tensors in another form.
+class StoredCodes {
+ public:
+  StoredCodes(const Checkpoint& checkpoint, Dtype dtype, int64_t* group) : checkpoint_(checkpoint), dtype_(dtype), group_(group) {}
+
+  bool holds(const std::string& name) const {
+    const TensorInfo* info = checkpoint_.find(name);
+    if (!info) return false;
+    if (dtype_ == Dtype::e4m3) return info->type == "F8_E4M3" && scale_info(name);
+    return dtype_ == Dtype::int4 && info->type == "pack-quantized" && group_of(name) > 0;
+  }
+
+  HostWeight read(const std::vector<std::string>& names) const {
+    HostWeight out;
+    out.dtype = dtype_;
+    for (const std::string& name : names) {
+      const TensorInfo& info = *checkpoint_.find(name);
+      out.rows += info.shape[0];
+      out.cols = info.shape[1];
+      if (dtype_ == Dtype::int4) {
+        out.group = static_cast<int>(group_of(name));
+        append_raw(out, name + "_packed", (info.shape[1] + 7) / 8 * 4 * info.shape[0]);
+        for (float scale : checkpoint_.read_f32(name + "_scale")) out.group_scale.push_back(to_half(scale));
+      } else {
+        append_raw(out, name, info.shape[0] * info.shape[1]);
+        for (float scale : checkpoint_.read_f32(name + "_scale")) out.scale.push_back(scale);
+      }
+    }
+    FUT_CHECK(dtype_ != Dtype::e4m3 || static_cast<int64_t>(out.scale.size()) == out.rows, checkpoint_.path(),
+              ": tensor ", names[0], "_scale: expected one scale a row");
+    if (dtype_ == Dtype::int4) *group_ = out.group;
+    return out;
+  }
+
+ private:
+  const TensorInfo* scale_info(const std::string& name) const { return checkpoint_.find(name + "_scale"); }
+
+  /// Group size if it is one that the fragment layout knows, else 0.
+  int64_t group_of(const std::string& name) const {
+    const TensorInfo *info = checkpoint_.find(name), *scale = scale_info(name);
+    if (!scale || scale->shape.size() != 2 || scale->type != "F16" || scale->shape[1] == 0) return 0;
+    for (int64_t group : {32, 64, 128}) {
+      if ((info->shape[1] + group - 1) / group == scale->shape[1]) return group;
+    }
+    return 0;
+  }
+
+  void append_raw(HostWeight& out, const std::string& name, int64_t expected_bytes) const {
+    int64_t size = 0;
+    const uint8_t* data = checkpoint_.raw(name, &size);
+    FUT_CHECK(size == expected_bytes, checkpoint_.path(), ": tensor ", name, " has ", size, " bytes, expected ", expected_bytes);
+    out.data.insert(out.data.end(), data, data + size);
+  }
+
+  const Checkpoint& checkpoint_;
+  Dtype dtype_;
+  int64_t* group_;
+};
+
+/// The four matrices of one layer in one format, on the host.
+struct HostLayer {
+  HostWeight qkv, o, gate_up, down;
+};
+
+HostLayer encode_layer(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t l, Dtype dtype, int group,
+                       const LayerTensors* tensors) {
+  const std::string o = layer_name(l, "self_attn.o_proj"), down = layer_name(l, "mlp.down_proj");
+  if (!tensors) {
+    int64_t stored_group = group;
+    const StoredCodes codes(checkpoint, dtype, &stored_group);
+    return {codes.read(qkv_names(l)), codes.read({o}), codes.read(gate_up_names(l)), codes.read({down})};
+  }
+  const int64_t E = config.head_dim, qkv_rows = (config.heads + 2 * config.kv_heads) * E;
+  const auto encode = [&](const std::vector<float>& w, int64_t rows, int64_t cols, const std::string& name) {
+    return encode_weight(dtype, group, w.data(), rows, cols, name);
+  };
+  return {encode(tensors->qkv, qkv_rows, config.width, layer_name(l, "self_attn.qkv_proj")),
+          encode(tensors->o, config.width, config.heads * E, o),
+          encode(tensors->gate_up, 2 * config.feed_forward, config.width, layer_name(l, "mlp.gate_up_proj")),
+          encode(tensors->down, config.width, config.feed_forward, down)};
+}
+
+/// Euclidean norm of every row of a weight: (N).
+std::vector<float> row_norms(const HostWeight& weight) {
+  std::vector<float> norms(weight.rows);
+  parallel_for(weight.rows, 16, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(weight.cols);
+    for (int64_t n = begin; n < end; ++n) {
+      decode_weight_row(weight, n, row.data());
+      double sum = 0;
+      for (float w : row) sum += double{w} * w;
+      norms[n] = static_cast<float>(std::sqrt(sum));
+    }
+  });
+  return norms;
+}
+
+/// Smallest power of two that brings `bound` below the largest FP16; at least 1.
+float guard_for(double bound) {
+  return bound <= kHalfMax ? 1.0f : static_cast<float>(std::exp2(std::ceil(std::log2(bound / kHalfMax))));
+}
+
+/// The power of two that puts the scale of a typical group of this head's keys or values near 8, in the middle of what
+/// E4M3 can say. Typical: an input of unit mean square, so a channel's mean square is its row's squared norm; groups of
+/// 32 reach about 2.5 of it, divided over 7.5 levels.
+float kv_factor(const float* norms, int64_t head_dim) {
+  double sum = 0;
+  for (int64_t i = 0; i < head_dim; ++i) sum += double{norms[i]} * norms[i];
+  const double typical_scale = std::sqrt(sum / static_cast<double>(head_dim)) * 2.5 / 7.5;
+  return typical_scale > 0 ? static_cast<float>(std::exp2(std::round(std::log2(typical_scale / 8.0)))) : 1.0f;
+}
+
+/// Bounds by Cauchy and Schwarz: a normalised row has norm sqrt(D), so |row n of W times it| <= sqrt(D) |W_n|.
+LayerConstants layer_constants(const HostLayer& layer, const LlamaConfig& config) {
+  LayerConstants out;
+  const int64_t E = config.head_dim, H = config.heads, J = config.kv_heads, F = config.feed_forward;
+  const std::vector<float> qkv = row_norms(layer.qkv), gate_up = row_norms(layer.gate_up);
+  const double width = static_cast<double>(config.width);
+  const float* values = qkv.data() + (H + J) * E;
+  double value_bound = 0, swiglu_bound = 0;
+  for (int64_t i = 0; i < J * E; ++i) value_bound = std::max(value_bound, std::sqrt(width) * values[i]);
+  for (int64_t i = 0; i < F; ++i) swiglu_bound = std::max(swiglu_bound, width * gate_up[i] * gate_up[F + i]);
+  out.attention_guard = guard_for(value_bound);
+  out.swiglu_guard = guard_for(swiglu_bound);
+  for (int64_t j = 0; j < J; ++j) {
+    out.key_factor.push_back(kv_factor(qkv.data() + (H + j) * E, E));
+    out.value_factor.push_back(kv_factor(values + j * E, E));
+  }
+  return out;
+}
+
+LayerWeights place_layer(Backend& backend, const HostLayer& layer) {
+  return {backend.place(layer.qkv), backend.place(layer.o), backend.place(layer.gate_up), backend.place(layer.down)};
+}
+
+/// Whether a phase can take its codes from the checkpoint as they are.
+bool stored_as(const Checkpoint& checkpoint, Dtype dtype, int64_t layers) {
+  int64_t group = 0;
+  const StoredCodes codes(checkpoint, dtype, &group);
+  for (int64_t l = 0; l < layers; ++l) {
+    std::vector<std::string> names = qkv_names(l), more = gate_up_names(l);
+    names.insert(names.end(), more.begin(), more.end());
+    names.push_back(layer_name(l, "self_attn.o_proj"));
+    names.push_back(layer_name(l, "mlp.down_proj"));
+    for (const std::string& name : names) {
+      if (!codes.holds(name)) return false;
+    }
+  }
+  return true;
+}
+
+/// Codes are used as they are only where no gain waits to be folded into them.
+void check_gains_are_ones(const Checkpoint& checkpoint, int64_t layers) {
+  for (int64_t l = 0; l < layers; ++l) {
+    for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) {
+      const std::string name = layer_name(l, norm);
+      for (float gain : checkpoint.read_f32(name)) {
+        FUT_CHECK(gain == 1.0f, checkpoint.path(), ": tensor ", name, " holds ", gain,
+                  "; quantised weights are supported only with norm gains folded in (all ones)");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
+  check_shape(checkpoint, "model.embed_tokens.weight", {c.vocabulary, c.width});
+  for (int64_t l = 0; l < c.layers; ++l) {
+    check_shape(checkpoint, layer_name(l, "input_layernorm"), {c.width});
+    check_shape(checkpoint, layer_name(l, "self_attn.q_proj"), {c.heads * c.head_dim, c.width});
+    check_shape(checkpoint, layer_name(l, "self_attn.k_proj"), {c.kv_heads * c.head_dim, c.width});
+    check_shape(checkpoint, layer_name(l, "self_attn.v_proj"), {c.kv_heads * c.head_dim, c.width});
+    check_shape(checkpoint, layer_name(l, "self_attn.o_proj"), {c.width, c.heads * c.head_dim});
+    check_shape(checkpoint, layer_name(l, "post_attention_layernorm"), {c.width});
+    check_shape(checkpoint, layer_name(l, "mlp.gate_proj"), {c.feed_forward, c.width});
+    check_shape(checkpoint, layer_name(l, "mlp.up_proj"), {c.feed_forward, c.width});
+    check_shape(checkpoint, layer_name(l, "mlp.down_proj"), {c.width, c.feed_forward});
+  }
+  check_shape(checkpoint, "model.norm.weight", {c.width});
+  if (!c.tied) check_shape(checkpoint, "lm_head.weight", {c.vocabulary, c.width});
+  for (const TensorInfo& info : checkpoint.tensors()) {
+    const bool bias = info.name.size() > 5 && info.name.compare(info.name.size() - 5, 5, ".bias") == 0;
+    FUT_CHECK(!bias, info.file, ": tensor ", info.name, ": biases are not supported");
+  }
+}
+
+LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int64_t l, OfflineRotation rotation) {
+  LayerTensors out;
+  for (const std::string& name : qkv_names(l)) append(out.qkv, checkpoint.read_f32(name));
+  for (const std::string& name : gate_up_names(l)) append(out.gate_up, checkpoint.read_f32(name));
+  out.o = checkpoint.read_f32(layer_name(l, "self_attn.o_proj"));
+  out.down = checkpoint.read_f32(layer_name(l, "mlp.down_proj"));
+  fold_gain(out.qkv, checkpoint.read_f32(layer_name(l, "input_layernorm")));
+  fold_gain(out.gate_up, checkpoint.read_f32(layer_name(l, "post_attention_layernorm")));
+  const int64_t E = c.head_dim, H = c.heads, J = c.kv_heads;
+  if (rotation.value) {
+    hadamard_rotate_rows(out.qkv.data() + (H + J) * E * c.width, J * E, c.width, E);
+    hadamard_rotate_columns(out.o.data(), c.width, H * E, E);
+  }
+  if (rotation.residual) {
+    hadamard_rotate_columns(out.qkv.data(), (H + 2 * J) * E, c.width, c.width);
+    hadamard_rotate_columns(out.gate_up.data(), 2 * c.feed_forward, c.width, c.width);
+    hadamard_rotate_rows(out.o.data(), c.width, H * E, c.width);
+    hadamard_rotate_rows(out.down.data(), c.width, c.feed_forward, c.width);
+  }
+  return out;
+}
+
+std::vector<float> read_head(const Checkpoint& checkpoint, const LlamaConfig& c, OfflineRotation rotation) {
+  std::vector<float> head = checkpoint.read_f32(c.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+  fold_gain(head, checkpoint.read_f32("model.norm.weight"));
+  if (rotation.residual) hadamard_rotate_columns(head.data(), c.vocabulary, c.width, c.width);
+  return head;
+}
+
+std::vector<float> read_embedding(const Checkpoint& checkpoint, const LlamaConfig& c, OfflineRotation rotation) {
+  std::vector<float> embedding = checkpoint.read_f32("model.embed_tokens.weight");
+  if (rotation.residual) hadamard_rotate_columns(embedding.data(), c.vocabulary, c.width, c.width);
+  return embedding;
+}
+
+ModelWeights load_weights(Backend& backend, const ModelSource& source, const WeightOptions& options) {
+  const LlamaConfig& c = source.config;
+  const Checkpoint &for_prefill = source.for_prefill(), &for_decode = *source.decode;
+  check_tensors(for_decode, c);
+  if (source.quantised()) check_tensors(for_prefill, c);
+  const bool prefill_stored = stored_as(for_prefill, options.prefill, c.layers);
+  const bool decode_stored = stored_as(for_decode, options.decode, c.layers);
+  if (prefill_stored) check_gains_are_ones(for_prefill, c.layers);
+  if (decode_stored) check_gains_are_ones(for_decode, c.layers);
+  // Values of both phases meet in one cache, so both must be rotated, or neither.
+  const OfflineRotation rotation{options.kv == Dtype::int4 && !source.quantised() && !prefill_stored && !decode_stored, false};
+  const bool shared = options.prefill == options.decode && !source.quantised();
+
+  ModelWeights out;
+  for (int64_t l = 0; l < c.layers; ++l) {
+    if (options.on_progress) options.on_progress("weights", l, c.layers);
+    LayerTensors tensors;
+    const bool same_tensors = !source.quantised() && !prefill_stored && !decode_stored;
+    if (!decode_stored) tensors = read_layer(for_decode, c, l, rotation);
+    const HostLayer decode = encode_layer(for_decode, c, l, options.decode, options.group, decode_stored ? nullptr : &tensors);
+    out.constants.push_back(layer_constants(decode, c));
+    if (shared) {
+      out.prefill.push_back(place_layer(backend, decode));
+      continue;
+    }
+    out.decode.push_back(place_layer(backend, decode));
+    if (!prefill_stored && !same_tensors) tensors = read_layer(for_prefill, c, l, rotation);
+    out.prefill.push_back(place_layer(
+        backend, encode_layer(for_prefill, c, l, options.prefill, options.group, prefill_stored ? nullptr : &tensors)));
+  }
+  const bool f32 = options.prefill == Dtype::f32 || options.decode == Dtype::f32;
+  const Dtype table = f32 ? Dtype::f32 : Dtype::bf16;
+  const auto place_table = [&](const std::vector<float>& w, const char* name) {
+    return backend.place(encode_weight(table, 0, w.data(), c.vocabulary, c.width, name));
+  };
+  if (options.on_progress) options.on_progress("embedding and head", c.layers, c.layers);
+  out.embedding = place_table(read_embedding(for_decode, c, rotation), "model.embed_tokens.weight");
+  out.head = place_table(read_head(for_decode, c, rotation), "lm_head.weight");
+  return out;
+}
+
+}  // namespace fut

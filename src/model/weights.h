@@ -1,0 +1,83 @@
+// Every tensor of a Llama model, with its shape; how it is read, folded and brought into the formats of both phases.
+//
+//   model.embed_tokens.weight                        (V, D)
+//   model.layers.N.input_layernorm.weight            (D)         folded into q, k, v
+//   model.layers.N.self_attn.{q,k,v}_proj.weight     (H E, D), (J E, D), (J E, D)
+//   model.layers.N.self_attn.o_proj.weight           (D, H E)
+//   model.layers.N.post_attention_layernorm.weight   (D)         folded into gate, up
+//   model.layers.N.mlp.{gate,up}_proj.weight         (F, D) each
+//   model.layers.N.mlp.down_proj.weight              (D, F)
+//   model.norm.weight                                (D)         folded into the head
+//   lm_head.weight                                   (V, D), or the embedding where heads are tied
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/source.h"
+#include "ops/backend.h"
+
+namespace fut {
+
+/// The four GEMM weights of one layer in one phase.
+struct LayerWeights {
+  PlacedWeight qkv;      // (H E + 2 J E, D)
+  PlacedWeight o;        // (D, H E)
+  PlacedWeight gate_up;  // (2 F, D)
+  PlacedWeight down;     // (D, F)
+
+  int64_t bytes() const { return qkv.weight.bytes + o.weight.bytes + gate_up.weight.bytes + down.weight.bytes; }
+};
+
+/// Numbers of one layer that belong to no matrix.
+struct LayerConstants {
+  float attention_guard = 1.0f;      ///< power of two: attention output / guard fits FP16, whatever the input
+  float swiglu_guard = 1.0f;         ///< the same for the SwiGLU output
+  std::vector<float> key_factor;     ///< (J) powers of two under the E4M3 scales of INT4 keys
+  std::vector<float> value_factor;   ///< (J)
+};
+
+struct WeightOptions {
+  Dtype prefill = Dtype::e4m3;       ///< e4m3, bf16 or f32
+  Dtype decode = Dtype::int4;        ///< int4, e4m3, bf16 or f32
+  Dtype kv = Dtype::int4;            ///< int4 rotates values
+  int group = 64;
+  std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;
+};
+
+struct ModelWeights {
+  PlacedWeight embedding;            // (V, D) bf16, or f32 if a phase is f32
+  PlacedWeight head;                 // (V, D) bf16 or f32, the final norm's gain folded in
+  std::vector<LayerWeights> prefill;
+  std::vector<LayerWeights> decode;  ///< empty if both phases use the same format: see for_decode()
+  std::vector<LayerConstants> constants;
+
+  const LayerWeights& for_decode(int64_t layer) const { return decode.empty() ? prefill[layer] : decode[layer]; }
+};
+
+/// Checks that every tensor is there with its shape, before anything large is read; then reads layer by layer, so that
+/// no more than one layer is held in FP32.
+ModelWeights load_weights(Backend& backend, const ModelSource& source, const WeightOptions& options);
+
+/// One layer in FP32 with the norms' gains folded, as quantisers want it: rows of qkv, o, gate_up, down.
+struct LayerTensors {
+  std::vector<float> qkv, o, gate_up, down;
+};
+
+/// How a checkpoint's weights are turned offline; both leave the function of the model as it is.
+struct OfflineRotation {
+  bool value = false;     ///< rows of W_v and columns of W_o, head by head
+  bool residual = false;  ///< embedding, head, columns of W_qkv and W_gate_up, rows of W_o and W_down
+};
+
+LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t layer, OfflineRotation rotation);
+
+/// (V, D) the head with the final norm's gain folded in.
+std::vector<float> read_head(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation);
+std::vector<float> read_embedding(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation);
+
+/// Throws unless every tensor that the configuration implies is there in the right shape, and no bias is.
+void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& config);
+
+}  // namespace fut
