@@ -147,6 +147,7 @@ void BpeTokenizer::take_texts(const std::vector<BpeToken>& tokens) {
 
 void BpeTokenizer::take_merges(const BpeParts& parts) {
   std::unordered_map<std::string_view, int32_t> ids;
+  ids.reserve(parts.tokens.size());
   for (size_t id = 0; id < parts.tokens.size(); ++id) {
     const std::string& spelling = parts.tokens[id].spelling;
     if (spelling.empty()) continue;

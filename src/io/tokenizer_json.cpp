@@ -293,7 +293,8 @@ std::unique_ptr<Tokenizer> Tokenizer::from_hf_folder(const std::string& folder) 
     const json config_file = parse_json_file(config_path);
     const Node config(config_file, config_path);
     if (parts.bos < 0) parts.bos = named_token(config, "bos_token", parts);
-    if (!decided) parts.add_bos = config.flag("add_bos_token", false);
+    const bool asks_for_bos = config.flag("add_bos_token", false);
+    if (!decided) parts.add_bos = asks_for_bos;
     if (const int32_t eos = named_token(config, "eos_token", parts); eos >= 0) parts.eos.push_back(eos);
   }
   return make_bpe_tokenizer(std::move(parts));
