@@ -48,7 +48,7 @@ struct Request {
 
 struct Completion {
   std::string text;                ///< valid UTF-8
-  std::vector<int32_t> ids;        ///< generated tokens, the end token included
+  std::vector<int32_t> ids;        ///< generated tokens, without the end token
   int64_t prompt_tokens = 0;
   std::string finish_reason;       ///< "stop" (end token or stop string), "length", "cancelled" or "error"
   std::string error;               ///< why, if finish_reason is "error"
@@ -82,8 +82,8 @@ struct ScoreOptions {
 /// to go on (between the passes of a long prompt). Return false to cancel all.
 using TextCallback = std::function<bool(size_t index, std::string_view piece)>;
 
-/// Called for each scored token, in order: its index in the text's tokens, its negative log-likelihood (nats) and all
-/// logits (vocabulary) before the softmax.
+/// Called once for each scored token: its index in the text's tokens, its negative log-likelihood (nats) and all logits
+/// (vocabulary) before the softmax. In order in prefill mode; decode mode runs several windows side by side.
 using ScoreCallback = std::function<void(int64_t index, double nll, const float* logits)>;
 
 struct Score {

@@ -1,0 +1,135 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/parallel.h"
+#include "engine/backends.h"
+#include "engine/engine_impl.h"
+
+namespace fut {
+
+Dtype parse_weight_type(const std::string& option, const std::string& flag, bool int4_allowed) {
+  if (option == "f32") return Dtype::f32;
+  if (option == "bf16") return Dtype::bf16;
+  if (option == "fp8") return Dtype::e4m3;
+  if (option == "int4" && int4_allowed) return Dtype::int4;
+  fail(flag, " ", option, " is unknown (", int4_allowed ? "int4, " : "", "fp8, bf16 and f32 are known)");
+}
+
+namespace {
+
+Fp8Scaling parse_scaling(const std::string& option, bool calibrated) {
+  if (option == "auto") return calibrated ? Fp8Scaling::frozen : Fp8Scaling::exact;
+  if (option == "exact") return Fp8Scaling::exact;
+  if (option == "frozen") return Fp8Scaling::frozen;
+  if (option == "delayed") return Fp8Scaling::delayed;
+  fail("prefill scaling ", option, " is unknown (auto, exact, frozen and delayed are known)");
+}
+
+const char* name_of_scaling(Fp8Scaling scaling) {
+  return scaling == Fp8Scaling::exact ? "exact" : scaling == Fp8Scaling::frozen ? "frozen" : "delayed";
+}
+
+}  // namespace
+
+EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : options_(options) {
+  LlamaOptions llama;
+  llama.weights.prefill = parse_weight_type(options.prefill, "prefill", false);
+  llama.weights.decode = parse_weight_type(options.decode, "decode", true);
+  llama.weights.kv = kv_dtype_ = parse_weight_type(options.kv, "kv", true);
+  llama.weights.group = options.group_size;
+  llama.weights.on_progress = options.on_load;
+  FUT_CHECK(int4_group_size_ok(options.group_size), "group size ", options.group_size, " is not 32, 64 or 128");
+  FUT_CHECK(options.max_batch >= 1 && options.max_batch <= 4096, "max batch ", options.max_batch, " is not in 1..4096");
+  FUT_CHECK(options.prefill_chunk >= 1, "prefill chunk ", options.prefill_chunk, " is below 1");
+  FUT_CHECK(options.max_context >= 0 && options.kv_tokens >= 0, "max context and KV tokens must not be negative");
+  set_thread_count(options.threads);
+  backend_ = make_backend(options.backend);
+
+  const ModelSource source = ModelSource::open(path);
+  const LlamaConfig& c = source.config;
+  FUT_CHECK(options.max_context <= c.positions, "max context ", options.max_context, " is beyond the model's own limit of ",
+            c.positions);
+  info_.context = options.max_context ? options.max_context : c.positions;
+  llama.max_positions = info_.context;
+  llama.scaling = parse_scaling(options.prefill_scaling, !source.calibration.swiglu_amax.empty());
+  try {
+    tokenizer_ = source.tokenizer();
+  } catch (const Error& error) {
+    tokenizer_error_ = error.what();
+  }
+  end_tokens_ = c.eos;
+  for (int32_t id : tokenizer_ ? tokenizer_->eos() : std::vector<int32_t>{}) {
+    if (!is_end(id)) end_tokens_.push_back(id);
+  }
+  model_ = std::make_unique<LlamaModel>(*backend_, source, llama);
+  info_.prefill_scaling = llama.weights.prefill == Dtype::e4m3 ? name_of_scaling(llama.scaling) : "none";
+  make_pool();
+  describe(source);
+}
+
+/// As many tokens as a full batch can need, but no more than half of what is free.
+void EngineImpl::make_pool() {
+  const LlamaConfig& c = model_->config();
+  const int64_t free = static_cast<int64_t>(backend_->free_bytes());
+  const int64_t per_token = KvPool::bytes_per_token(c, kv_dtype_);
+  const int64_t slots_bytes = KvPool::bytes_per_slot(c, kv_dtype_) * options_.max_batch;
+  int64_t tokens = options_.kv_tokens;
+  if (tokens == 0) tokens = std::min(options_.max_batch * (info_.context + kKvPageTokens), (free / 2 - slots_bytes) / per_token);
+  const double needed = static_cast<double>(tokens) * static_cast<double>(per_token) + static_cast<double>(slots_bytes);
+  FUT_CHECK(tokens >= kKvPageTokens && needed <= static_cast<double>(free), "the KV cache needs ",
+            static_cast<int64_t>(std::max(needed, 1.0 * static_cast<double>(slots_bytes)) / 1048576), " MiB for ",
+            std::max<int64_t>(tokens, 0), " tokens and ", options_.max_batch, " sequences, ", free >> 20,
+            " MiB are free: lower --kv-tokens, --max-batch or --max-context, or choose a smaller --kv format");
+  pool_ = std::make_unique<KvPool>(*backend_, c, kv_dtype_, tokens, options_.max_batch);
+}
+
+void EngineImpl::describe(const ModelSource& source) {
+  const LlamaConfig& c = source.config;
+  const ModelWeights& w = model_->weights();
+  ModelInfo& i = info_;
+  i.architecture = c.architecture;
+  i.backend = backend_->name();
+  i.prefill = options_.prefill;
+  i.decode = options_.decode;
+  i.kv = options_.kv;
+  i.layers = c.layers;
+  i.width = c.width;
+  i.feed_forward = c.feed_forward;
+  i.heads = c.heads;
+  i.kv_heads = c.kv_heads;
+  i.head_dim = c.head_dim;
+  i.vocabulary = c.vocabulary;
+  i.parameters = c.vocabulary * c.width * (c.tied ? 1 : 2) + c.width;
+  for (int64_t l = 0; l < c.layers; ++l) {
+    const LayerWeights& d = w.for_decode(l);
+    for (const Weight* m : {&d.qkv.weight, &d.o.weight, &d.gate_up.weight, &d.down.weight}) i.parameters += m->rows * m->cols;
+    i.parameters += 2 * c.width;
+    i.prefill_weight_bytes += w.prefill[l].bytes();
+    i.decode_weight_bytes += d.bytes();
+  }
+  i.embedding_bytes = w.embedding.weight.bytes;
+  i.head_bytes = w.head.weight.bytes;
+  i.kv_bytes_per_token = KvPool::bytes_per_token(c, kv_dtype_);
+  i.kv_pool_tokens = pool_->token_capacity();
+}
+
+const Tokenizer& EngineImpl::tokenizer() const {
+  FUT_CHECK(tokenizer_, tokenizer_error_);
+  return *tokenizer_;
+}
+
+bool EngineImpl::is_end(int32_t id) const {
+  return std::find(end_tokens_.begin(), end_tokens_.end(), id) != end_tokens_.end();
+}
+
+std::vector<int32_t> EngineImpl::tokenize(std::string_view text, bool add_bos, bool parse_control_tokens) const {
+  return tokenizer().encode(text, add_bos, parse_control_tokens ? ControlTokens::parsed : ControlTokens::as_text);
+}
+
+std::string EngineImpl::detokenize(const std::vector<int32_t>& ids) const { return tokenizer().decode(ids); }
+
+std::unique_ptr<Engine> Engine::load(const std::string& model, const EngineOptions& options) {
+  return std::make_unique<EngineImpl>(model, options);
+}
+
+}  // namespace fut

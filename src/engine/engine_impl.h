@@ -1,0 +1,52 @@
+// A loaded model behind the public API: backend, model, tokenizer and cache pool.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/kv_cache.h"
+#include "futransformer/engine.h"
+#include "io/tokenizer.h"
+#include "model/llama.h"
+
+namespace fut {
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(const std::string& model, const EngineOptions& options);
+
+  const ModelInfo& info() const override { return info_; }
+  std::vector<Completion> generate(const std::vector<Request>& requests, const TextCallback& on_text) override;
+  Score score(const std::vector<int32_t>& tokens, const ScoreOptions& options, const ScoreCallback& on_token) override;
+  Timing last_timing() const override { return timing_; }
+  std::vector<int32_t> tokenize(std::string_view text, bool add_bos, bool parse_control_tokens) const override;
+  std::string detokenize(const std::vector<int32_t>& ids) const override;
+
+  LlamaModel& model() { return *model_; }
+  KvPool& pool() { return *pool_; }
+  const Tokenizer& tokenizer() const;
+  const EngineOptions& options() const { return options_; }
+  int64_t context() const { return info_.context; }
+  bool is_end(int32_t id) const;
+  Timing& timing() { return timing_; }
+
+ private:
+  void describe(const ModelSource& source);
+  void make_pool();
+
+  EngineOptions options_;
+  Dtype kv_dtype_ = Dtype::int4;
+  std::unique_ptr<Backend> backend_;      // first: everything below lives in its memory
+  std::unique_ptr<Tokenizer> tokenizer_;  // null where the model has none: scoring ids still works
+  std::string tokenizer_error_;
+  std::unique_ptr<LlamaModel> model_;
+  std::unique_ptr<KvPool> pool_;
+  std::vector<int32_t> end_tokens_;
+  ModelInfo info_;
+  Timing timing_;
+};
+
+/// The three precisions of EngineOptions as types; throws on an unknown word.
+Dtype parse_weight_type(const std::string& option, const std::string& flag, bool int4_allowed);
+
+}  // namespace fut
