@@ -10,7 +10,8 @@
 
 namespace fut {
 
-/// Whether strings such as <|eot_id|> in a text become control tokens or stay text.
+/// Whether strings such as <|eot_id|> in a text become control tokens or stay text. Tokens that a vocabulary adds for
+/// users (not control tokens) are found in either case.
 enum class ControlTokens { as_text, parsed };
 
 /// A byte-level BPE vocabulary as GGUF metadata states it (tokenizer.ggml.model = "gpt2").
@@ -37,8 +38,10 @@ class Tokenizer {
   /// `source` names the file in messages.
   static std::unique_ptr<Tokenizer> from_vocabulary(const BpeVocabulary& vocabulary, const std::string& source);
 
-  /// Ids of `text`, which is taken byte for byte (invalid UTF-8 too). `add_bos`: put the beginning-of-sequence token
-  /// first if this tokenizer does so (adds_bos()).
+  /// Ids of `text`, which is taken byte for byte: it is not normalised, and a byte that is no UTF-8 counts as a symbol
+  /// where the text is split. Bytes that the vocabulary has no token for are left out, as Hugging Face does (Llama-3
+  /// has all). `add_bos`: put the beginning-of-sequence token first if this tokenizer does so (adds_bos()), whether or
+  /// not the text spells one out itself.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_bos, ControlTokens control) const = 0;
 
   /// Bytes of one token as they appear in the text; empty for control tokens and for ids that name no token.
