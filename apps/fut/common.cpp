@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -34,19 +35,14 @@ std::optional<T> number(const std::string& text) {
 std::string long_name(const std::string& flag) { return flag.substr(flag.find(',') + 1); }
 
 /// Adds an option whose one value `take` accepts, or refuses with what was expected.
-CLI::Option* add_checked(CLI::App& app, const std::string& flag, const std::string& type, const std::string& standard,
-                         const std::string& help, std::function<bool(const std::string&)> take,
-                         const std::string& expected) {
-  CLI::Option* option = app.add_option(
-      flag,
-      [=](const CLI::results_t& results) {
-        if (!take(results.front())) {
-          throw CLI::ValidationError(fmt::format("{} {}: expected {}", long_name(flag), results.front(), expected));
-        }
-        return true;
-      },
-      help);
-  return option->type_name(type)->type_size(1)->expected(1)->default_str(standard);
+void add_checked(CLI::App& app, const std::string& flag, const std::string& type, const std::string& standard,
+                 const std::string& help, const std::function<bool(const std::string&)>& take,
+                 const std::string& expected) {
+  const auto check = [=](const CLI::results_t& results) {
+    if (take(results.front())) return true;
+    throw CLI::ValidationError(fmt::format("{} {}: expected {}", long_name(flag), results.front(), expected));
+  };
+  app.add_option(flag, check, help)->type_name(type)->type_size(1)->expected(1)->default_str(standard);
 }
 
 std::string name_of_limit(double value) { return fmt::format("{:g}", value); }
@@ -66,9 +62,14 @@ std::string describe(NumberRange range) {
   return fmt::format("a number from {} to {}", name_of_limit(range.low), name_of_limit(range.high));
 }
 
+std::shared_ptr<CLI::App> make_app(const std::string& description, const std::string& name) {
+  auto app = std::make_shared<CLI::App>(description, name);
+  app->get_formatter()->column_width(34);
+  return app;
+}
+
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
   try {
-    app.get_formatter()->column_width(34);
     app.parse(argc, argv);
     return std::nullopt;
   } catch (const CLI::CallForHelp&) {
@@ -84,47 +85,62 @@ int usage_error(const CLI::App& app, const std::string& message) {
   return kUsage;
 }
 
-CLI::Option* add_integer_flag(CLI::App& app, const std::string& flag, int64_t standard, IntegerRange range,
-                              const std::string& help, std::function<void(int64_t)> store) {
+void add_integer_flag(CLI::App& app, const std::string& flag, int64_t standard, IntegerRange range,
+                      const std::string& help, const std::function<void(int64_t)>& store) {
   const auto take = [range, store](const std::string& text) {
     const auto value = number<int64_t>(text);
     if (!value || !contains(range, *value)) return false;
     store(*value);
     return true;
   };
-  return add_checked(app, flag, "INT", std::to_string(standard), help, take, describe(range));
+  add_checked(app, flag, "INT", std::to_string(standard), help, take, describe(range));
 }
 
-CLI::Option* add_number(CLI::App& app, const std::string& flag, float& value, NumberRange range,
-                        const std::string& help) {
+void add_number(CLI::App& app, const std::string& flag, float& value, NumberRange range, const std::string& help) {
   const auto take = [range, &value](const std::string& text) {
     const auto given = number<double>(text);
     if (!given || !contains(range, *given)) return false;
     value = static_cast<float>(*given);
     return true;
   };
-  return add_checked(app, flag, "NUMBER", name_of_limit(value), help, take, describe(range));
+  add_checked(app, flag, "NUMBER", name_of_limit(value), help, take, describe(range));
 }
 
-CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::string& value,
-                        const std::vector<std::string>& choices, const std::string& help) {
+void add_choice(CLI::App& app, const std::string& flag, std::string& value, const std::vector<std::string>& choices,
+                const std::string& help) {
   const auto take = [choices, &value](const std::string& text) {
     value = text;
     return std::find(choices.begin(), choices.end(), text) != choices.end();
   };
-  return add_checked(app, flag, fmt::format("{}", fmt::join(choices, "|")), value, help, take,
-                     fmt::format("one of {}", fmt::join(choices, ", ")));
+  add_checked(app, flag, fmt::format("{}", fmt::join(choices, "|")), value, help, take,
+              fmt::format("one of {}", fmt::join(choices, ", ")));
 }
 
-CLI::Option* add_text(CLI::App& app, const std::string& flag, std::string& value, const std::string& type,
-                      const std::string& help) {
-  return app.add_option(flag, value, help)->type_name(type);
+void add_text(CLI::App& app, const std::string& flag, std::string& value, const std::string& type,
+              const std::string& help) {
+  app.add_option(flag, value, help)->type_name(type);
 }
+
+void add_texts(CLI::App& app, const std::string& flag, std::vector<std::string>& values, const std::string& type,
+               const std::string& help) {
+  app.add_option(flag, values, help)->type_name(type)->allow_extra_args(false);
+}
+
+void add_argument(CLI::App& app, const std::string& name, std::string& value, bool required, const std::string& help) {
+  app.add_option(name, value, help)->type_name("")->required(required);
+}
+
+void add_switch(CLI::App& app, const std::string& flag, bool& value, const std::string& help) {
+  app.add_flag(flag, value, help);
+}
+
+void set_footer(CLI::App& app, const std::string& text) { app.footer(text); }
+
+bool given(const CLI::App& app, const std::string& flag) { return app.count(flag) > 0; }
 
 void add_model_flags(CLI::App& app, ModelFlags& flags) {
-  add_text(app, "MODEL", flags.model, "", "a Hugging Face folder, a .gguf file, or what `fut quantize` wrote")
-      ->required();
-  app.add_flag("--json", flags.json, "results as JSON");
+  add_argument(app, "MODEL", flags.model, true, "a Hugging Face folder, a .gguf file, or what `fut quantize` wrote");
+  add_switch(app, "--json", flags.json, "results as JSON");
   auto& options = flags.options;
   add_choice(app, "--prefill", options.prefill, {"fp8", "bf16", "f32"}, "weights that read the prompt");
   add_choice(app, "--decode", options.decode, {"int4", "fp8", "bf16", "f32"}, "weights that write the answer");

@@ -3,7 +3,6 @@
 // Results go to stdout; everything else goes to stderr. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -15,6 +14,10 @@
 #include <vector>
 
 #include "futransformer/engine.h"
+
+namespace CLI {
+class App;  // only common.cpp sees its header, which costs every file seconds
+}
 
 namespace fut::app {
 
@@ -42,27 +45,34 @@ std::string describe(NumberRange range);
 
 // ---- flags
 
+/// `name` as the user types it: "fut generate".
+std::shared_ptr<CLI::App> make_app(const std::string& description, const std::string& name);
+
+void add_text(CLI::App& app, const std::string& flag, std::string& value, const std::string& type,
+              const std::string& help);
+void add_texts(CLI::App& app, const std::string& flag, std::vector<std::string>& values, const std::string& type,
+               const std::string& help);  ///< may be given several times
+void add_argument(CLI::App& app, const std::string& name, std::string& value, bool required, const std::string& help);
+void add_switch(CLI::App& app, const std::string& flag, bool& value, const std::string& help);
+void add_number(CLI::App& app, const std::string& flag, float& value, NumberRange range, const std::string& help);
+void add_choice(CLI::App& app, const std::string& flag, std::string& value, const std::vector<std::string>& choices,
+                const std::string& help);
+void add_integer_flag(CLI::App& app, const std::string& flag, int64_t standard, IntegerRange range,
+                      const std::string& help, const std::function<void(int64_t)>& store);
+template <std::integral T>
+void add_integer(CLI::App& app, const std::string& flag, T& value, IntegerRange range, const std::string& help) {
+  add_integer_flag(app, flag, static_cast<int64_t>(value), range, help,
+                   [&value](int64_t given) { value = static_cast<T>(given); });
+}
+void set_footer(CLI::App& app, const std::string& text);
+
 /// The program's exit code if parsing ends it: help was asked for, or the usage was wrong.
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
 
+bool given(const CLI::App& app, const std::string& flag);
+
 /// Reports wrong usage of the verb in one line and returns kUsage.
 int usage_error(const CLI::App& app, const std::string& message);
-
-CLI::Option* add_number(CLI::App& app, const std::string& flag, float& value, NumberRange range,
-                        const std::string& help);
-CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::string& value,
-                        const std::vector<std::string>& choices, const std::string& help);
-CLI::Option* add_text(CLI::App& app, const std::string& flag, std::string& value, const std::string& type,
-                      const std::string& help);
-
-CLI::Option* add_integer_flag(CLI::App& app, const std::string& flag, int64_t standard, IntegerRange range,
-                              const std::string& help, std::function<void(int64_t)> store);
-template <std::integral T>
-CLI::Option* add_integer(CLI::App& app, const std::string& flag, T& value, IntegerRange range,
-                         const std::string& help) {
-  return add_integer_flag(app, flag, static_cast<int64_t>(value), range, help,
-                          [&value](int64_t given) { value = static_cast<T>(given); });
-}
 
 /// MODEL and how it is run, as every verb that loads one takes them.
 struct ModelFlags {

@@ -33,20 +33,18 @@ void add_flags(CLI::App& app, GenerateFlags& flags) {
   add_number(app, "--top-p", sampling.top_p, kFractionRange, "only the best that make up p; 1: off");
   add_number(app, "--min-p", sampling.min_p, kFractionRange, "only those at least p times as likely as the best");
   add_integer(app, "--seed", sampling.seed, kSeedRange, "the same seed, prompt and flags give the same text");
-  app.add_flag("--greedy", flags.greedy, "short for --temperature 0");
-  app.add_option("--stop", request.stop, "the text ends before STR; may be given several times")
-      ->type_name("STR")
-      ->allow_extra_args(false);
-  app.add_flag("--parse-control", request.parse_control_tokens,
-               "<|eot_id|> and the like in a prompt are control tokens");
-  app.add_flag("--echo", flags.echo, "print the prompt first");
+  add_switch(app, "--greedy", flags.greedy, "short for --temperature 0");
+  add_texts(app, "--stop", request.stop, "STR", "the text ends before STR; may be given several times");
+  add_switch(app, "--parse-control", request.parse_control_tokens,
+             "<|eot_id|> and the like in a prompt are control tokens");
+  add_switch(app, "--echo", flags.echo, "print the prompt first");
   add_run_flags(app, flags.model);
-  app.footer(
-      "A line of --prompts may bring max_tokens, temperature, top_k, top_p, min_p, seed and stop of its own.\n\n"
-      "Examples:\n"
-      "  fut generate models/bard -p 'To be, or not' -n 64 --seed 7\n"
-      "  fut generate model.gguf -f prompt.txt --greedy --stop $'\\n\\n'\n"
-      "  echo '{\"prompt\": \"Once\", \"max_tokens\": 20}' | fut generate model.gguf --prompts -");
+  set_footer(app,
+             "A line of --prompts may bring max_tokens, temperature, top_k, top_p, min_p, seed and stop of its own.\n\n"
+             "Examples:\n"
+             "  fut generate models/bard -p 'To be, or not' -n 64 --seed 7\n"
+             "  fut generate model.gguf -f prompt.txt --greedy --stop $'\\n\\n'\n"
+             "  echo '{\"prompt\": \"Once\", \"max_tokens\": 20}' | fut generate model.gguf --prompts -");
 }
 
 /// One line of a prompts file on its way into a request. Every message begins with file and line.
@@ -206,24 +204,25 @@ int generate_one(Engine& engine, const GenerateFlags& flags) {
 }  // namespace
 
 int run_generate(int argc, const char* const* argv) {
-  CLI::App app("Writes text from a prompt.", "fut generate");
+  const auto app = make_app("Writes text from a prompt.", "fut generate");
   GenerateFlags flags;
-  add_flags(app, flags);
-  if (const auto code = parse(app, argc, argv)) return *code;
-  if (app.count("--prompt") + app.count("--file") + app.count("--prompts") != 1) {
-    return usage_error(app, "give exactly one of --prompt, --file and --prompts");
+  add_flags(*app, flags);
+  if (const auto code = parse(*app, argc, argv)) return *code;
+  if (given(*app, "--prompt") + given(*app, "--file") + given(*app, "--prompts") != 1) {
+    return usage_error(*app, "give exactly one of --prompt, --file and --prompts");
   }
   for (const std::string& stop : flags.request.stop) {
-    if (stop.empty()) return usage_error(app, "--stop: expected a text that is not empty");
+    if (stop.empty()) return usage_error(*app, "--stop: expected a text that is not empty");
   }
-  if (flags.greedy && app.count("--temperature")) return usage_error(app, "give --greedy or --temperature, not both");
+  if (flags.greedy && given(*app, "--temperature"))
+    return usage_error(*app, "give --greedy or --temperature, not both");
   if (flags.greedy) flags.request.sampling.temperature = 0;
 
-  if (app.count("--prompts")) {
+  if (given(*app, "--prompts")) {
     const auto requests = read_prompts(flags.prompts_file, flags.request);
     return generate_many(*load_engine(flags.model), flags, requests);
   }
-  flags.request.prompt = app.count("--file") ? read_file(flags.file) : flags.prompt;
+  flags.request.prompt = given(*app, "--file") ? read_file(flags.file) : flags.prompt;
   return generate_one(*load_engine(flags.model), flags);
 }
 
