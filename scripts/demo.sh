@@ -6,7 +6,10 @@ cd "$(dirname "$0")/.."
 
 model=${DEMO_MODEL:-smollm2}
 if [[ $model == smollm2 ]]; then
-  if ! model=$(scripts/fetch_demo_model.sh); then
+  status=0
+  model=$(scripts/fetch_demo_model.sh) || status=$?
+  [[ $status -lt 128 ]] || exit $status  # Ctrl-C
+  if [[ $status -ne 0 ]]; then
     echo "SmolLM2 could not be fetched: the demo uses the model in the tree, models/bard (MODEL=bard)" >&2
     model=bard
   fi
