@@ -43,6 +43,12 @@ double log_normaliser(const float* x, size_t count, float largest) {
   return std::log(sum);
 }
 
+/// Where the row of a token begins; false if the file cannot be moved there.
+bool seek_row(std::FILE* file, const KlSubject& subject, int64_t index) {
+  return fseeko(file, static_cast<off_t>(kHeaderBytes) + (index - subject.first()) * subject.row_bytes(), SEEK_SET) ==
+         0;
+}
+
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
@@ -69,7 +75,7 @@ const std::vector<double>& code_probabilities() {
 }  // namespace
 
 KlWriter::KlWriter(const std::string& path, const KlSubject& subject)
-    : path_(path), partial_(path + ".partial"), codes_(static_cast<size_t>(subject.vocabulary)) {
+    : subject_(subject), path_(path), partial_(path + ".partial"), codes_(static_cast<size_t>(subject.vocabulary)) {
   file_ = std::fopen(partial_.c_str(), "wb");
   FUT_CHECK(file_ != nullptr, partial_, ": cannot be written: ", std::strerror(errno));
   const std::string header = header_of(subject);
@@ -86,7 +92,7 @@ void KlWriter::write(const void* data, size_t bytes) {
   FUT_CHECK(std::fwrite(data, 1, bytes, file_) == bytes, partial_, ": cannot be written: ", std::strerror(errno));
 }
 
-void KlWriter::add(double nll, const float* logits) {
+void KlWriter::add(int64_t index, double nll, const float* logits) {
   const float largest = *std::max_element(logits, logits + codes_.size());
   FUT_CHECK(std::isfinite(largest) && std::isfinite(nll),
             "the model's logits are not finite: no base can be made of them");
@@ -94,12 +100,16 @@ void KlWriter::add(double nll, const float* logits) {
     const double steps = (static_cast<double>(largest) - logits[i]) * kStepsPerNat;
     codes_[i] = steps < 65535 ? static_cast<uint16_t>(steps + 0.5) : uint16_t{65535};
   }
+  FUT_CHECK(seek_row(file_, subject_, index), partial_, ": cannot be written: ", std::strerror(errno));
   const auto stored = static_cast<float>(nll);
   write(&stored, sizeof stored);
   write(codes_.data(), codes_.size() * sizeof codes_[0]);
+  ++rows_;
 }
 
 void KlWriter::finish() {
+  const int64_t expected = subject_.tokens - subject_.first();
+  FUT_CHECK(rows_ == expected, path_, ": ", rows_, " tokens were scored, expected ", expected);
   std::FILE* file = std::exchange(file_, nullptr);
   const bool written = std::fclose(file) == 0 && std::rename(partial_.c_str(), path_.c_str()) == 0;
   if (written) return;
@@ -109,7 +119,10 @@ void KlWriter::finish() {
 }
 
 KlReader::KlReader(const std::string& path, const KlSubject& subject)
-    : path_(path), file_(std::fopen(path.c_str(), "rb"), std::fclose), codes_(static_cast<size_t>(subject.vocabulary)) {
+    : subject_(subject),
+      path_(path),
+      file_(std::fopen(path.c_str(), "rb"), std::fclose),
+      codes_(static_cast<size_t>(subject.vocabulary)) {
   FUT_CHECK(file_ != nullptr, path, ": cannot be opened: ", std::strerror(errno));
   std::string header(kHeaderBytes, '\0');
   FUT_CHECK(read(header.data(), header.size()) && header.starts_with(kMagic), path,
@@ -129,10 +142,11 @@ KlReader::KlReader(const std::string& path, const KlSubject& subject)
 
 bool KlReader::read(void* data, size_t bytes) { return std::fread(data, 1, bytes, file_.get()) == bytes; }
 
-void KlReader::add(double nll, const float* logits) {
+void KlReader::add(int64_t index, double nll, const float* logits) {
   float base_nll;
-  FUT_CHECK(read(&base_nll, sizeof base_nll) && read(codes_.data(), codes_.size() * sizeof codes_[0]), path_,
-            ": ends after ", divergences_.size(), " tokens");
+  FUT_CHECK(seek_row(file_.get(), subject_, index) && read(&base_nll, sizeof base_nll) &&
+                read(codes_.data(), codes_.size() * sizeof codes_[0]),
+            path_, ": the row of token ", index, " cannot be read");
   const auto best = static_cast<size_t>(std::max_element(logits, logits + codes_.size()) - logits);
   const double normaliser = log_normaliser(logits, codes_.size(), logits[best]);
   const std::vector<double>& probability = code_probabilities();
@@ -151,8 +165,6 @@ void KlReader::add(double nll, const float* logits) {
 }
 
 KlResult KlReader::finish() {
-  char extra;
-  FUT_CHECK(!read(&extra, 1), path_, ": holds more than the ", divergences_.size(), " tokens scored here");
   KlResult result{.tokens = static_cast<int64_t>(divergences_.size())};
   FUT_CHECK(result.tokens > 0, path_, ": no token to compare");
   std::sort(divergences_.begin(), divergences_.end());

@@ -3,10 +3,11 @@
 // The file: a header of 128 bytes, then a row a scored token.
 //   header  "futklb1\n"; SHA-256 of the text as 64 hexadecimal digits; 7 int64, little-endian: tokens of the text that
 //           were taken, context, stride, whether windows began with BOS (0 or 1), vocabulary V, and two zeros
-//   row     float32 the token's negative log-likelihood; then V uint16: how far the logarithm of a token's probability
-//   is
+//   row     of token BOS ? 0 : 1 and every later one: float32 the token's negative log-likelihood; then V uint16: how
+//   far the logarithm of a token's probability is
 //           below that of the best one, in steps of 1/2048 nat (65535: 32 nats or more)
-// That is 2 V + 4 bytes a token. Probabilities are normalised again when read, so a divergence is never below zero.
+// That is 2 V + 4 bytes a token. Rows come in any order, by the token's index, because decode scores windows side by
+// side. Probabilities are normalised again when read, so a divergence is never below zero.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,9 @@ namespace fut::app {
 struct KlSubject {
   std::string text_sha256;
   int64_t tokens = 0, context = 0, stride = 0, bos = 0, vocabulary = 0;
+
+  int64_t first() const { return bos ? 0 : 1; }  ///< the first token that has a prediction
+  int64_t row_bytes() const { return 2 * vocabulary + 4; }
 };
 
 /// Writes a base through PATH.partial: PATH appears when it is whole.
@@ -28,14 +32,16 @@ class KlWriter {
  public:
   KlWriter(const std::string& path, const KlSubject& subject);
   ~KlWriter();
-  void add(double nll, const float* logits);
+  void add(int64_t index, double nll, const float* logits);
   void finish();
 
  private:
   void write(const void* data, size_t bytes);
 
+  KlSubject subject_;
   std::string path_, partial_;
   std::FILE* file_ = nullptr;
+  int64_t rows_ = 0;
   std::vector<uint16_t> codes_;
 };
 
@@ -50,12 +56,13 @@ struct KlResult {
 class KlReader {
  public:
   KlReader(const std::string& path, const KlSubject& subject);
-  void add(double nll, const float* logits);
+  void add(int64_t index, double nll, const float* logits);
   KlResult finish();
 
  private:
   bool read(void* data, size_t bytes);
 
+  KlSubject subject_;
   std::string path_;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
   std::vector<uint16_t> codes_;

@@ -1,6 +1,7 @@
 // fut perplexity: how well a model predicts a text, and how far it is from a base run.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -19,14 +20,15 @@ struct PerplexityFlags {
   ModelFlags model;
   std::string file, mode = "prefill", kl_base;
   int64_t tokens = 0;
-  bool no_bos = false;
+  bool no_bos = false, ctx_size_given = false;
   ScoreOptions score;
 };
 
 void add_flags(CLI::App& app, PerplexityFlags& flags) {
   add_model_flags(app, flags.model);
   add_argument(app, "FILE", flags.file, true, "the text, taken byte for byte; control tokens in it are plain text");
-  add_integer(app, "--ctx-size", flags.score.context, {2, kNoLimit}, "tokens a window");
+  add_integer(app, "--ctx-size", flags.score.context, {2, kNoLimit},
+              "tokens a window; not given: 512, or the model's limit if that is less");
   add_integer(app, "--stride", flags.score.stride, {0, kNoLimit}, "tokens that a window adds; 0: as many as fit");
   add_choice(app, "--mode", flags.mode, {"prefill", "decode"}, "decode: one step a token, which judges INT4");
   add_integer(app, "--tokens", flags.tokens, {0, kNoLimit}, "only the first so many tokens of the text; 0: all");
@@ -55,9 +57,9 @@ class KlRun {
     }
   }
 
-  void add(double nll, const float* logits) {
-    if (reader_) reader_->add(nll, logits);
-    if (writer_) writer_->add(nll, logits);
+  void add(int64_t index, double nll, const float* logits) {
+    if (reader_) reader_->add(index, nll, logits);
+    if (writer_) writer_->add(index, nll, logits);
   }
 
   /// The comparison, if it was one.
@@ -149,6 +151,7 @@ Report score_text(const PerplexityFlags& flags, const std::string& text) {
   if (flags.tokens && flags.tokens < report.text_tokens) tokens.resize(static_cast<size_t>(flags.tokens));
   report.taken_tokens = static_cast<int64_t>(tokens.size());
   report.info = engine->info();
+  if (!flags.ctx_size_given) report.options.context = std::min(report.options.context, report.info.context);
   report.options.add_bos = !flags.no_bos && !engine->tokenize("", /*add_bos=*/true).empty();
   report.options.decode = flags.mode == "decode";
   FUT_CHECK(tokens.size() + report.options.add_bos > 1, flags.file, ": nothing to score in ", tokens.size(),
@@ -163,9 +166,9 @@ Report score_text(const PerplexityFlags& flags, const std::string& text) {
   now("scoring " + flags.file);
   Bar bar;
   int64_t done = 0;
-  report.score = engine->score(tokens, report.options, [&](int64_t, double nll, const float* logits) {
+  report.score = engine->score(tokens, report.options, [&](int64_t index, double nll, const float* logits) {
     throw_if_interrupted();
-    kl.add(nll, logits);
+    kl.add(index, nll, logits);
     bar.show("scoring", ++done, report.taken_tokens);
   });
   bar.clear();
@@ -186,6 +189,7 @@ int run_perplexity(int argc, const char* const* argv) {
   PerplexityFlags flags;
   add_flags(*app, flags);
   if (const auto code = parse(*app, argc, argv)) return *code;
+  flags.ctx_size_given = given(*app, "--ctx-size");
   if (flags.score.stride > flags.score.context) return usage_error(*app, "--stride is larger than --ctx-size");
 
   const std::string text = read_file(flags.file);
