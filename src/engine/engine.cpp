@@ -35,7 +35,8 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
   LlamaOptions llama;
   llama.weights.prefill = parse_weight_type(options.prefill, "prefill", false);
   llama.weights.decode = parse_weight_type(options.decode, "decode", true);
-  llama.weights.kv = kv_dtype_ = parse_weight_type(options.kv, "kv", true);
+  kv_dtype_ = parse_weight_type(options.kv, "kv", true);
+  llama.weights.rotate_values = kv_dtype_ == Dtype::int4;
   llama.weights.group = options.group_size;
   llama.weights.on_progress = options.on_load;
   FUT_CHECK(int4_group_size_ok(options.group_size), "group size ", options.group_size, " is not 32, 64 or 128");

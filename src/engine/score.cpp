@@ -16,14 +16,16 @@ struct Window {
 };
 
 /// Windows of `context` rows over `count` tokens. With a leading BOS, every token is scored; without, all but the very
-/// first, because a window needs one token to start from.
+/// first, because a window needs one token to start from. Without a stride, windows do not overlap in what they score and
+/// each starts afresh; with one, each scores `stride` new tokens after as many earlier ones as fit.
 std::vector<Window> cut(int64_t count, int64_t context, int64_t stride, bool bos) {
   const int64_t capacity = context - (bos ? 1 : 0);
   const int64_t step = stride > 0 ? std::min(stride, context - 1) : context - 1;
   std::vector<Window> windows;
   for (int64_t scored = bos ? 0 : 1, end = std::min(count, capacity); scored < end;
        scored = end, end = std::min(count, end + step)) {
-    windows.push_back({std::max<int64_t>(0, end - capacity), scored, end});
+    const int64_t begin = stride > 0 ? std::max<int64_t>(0, end - capacity) : std::max<int64_t>(0, scored - (bos ? 0 : 1));
+    windows.push_back({begin, scored, end});
   }
   return windows;
 }

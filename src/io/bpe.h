@@ -53,6 +53,16 @@ enum class TokenKind : uint8_t {
   user_defined,  ///< always matched, before anything is split
 };
 
+/// What a GGUF pre-tokenizer name stands for.
+struct TokenizerFamily {
+  std::string_view name;
+  std::vector<Split> rules;
+  bool ignore_merges, add_bos;
+};
+
+/// Throws for a name that is not known; `source` names the file.
+const TokenizerFamily& tokenizer_family(const std::string& name, const std::string& source);
+
 struct BpeToken {
   std::string spelling;  ///< as the merges have it
   std::string text;      ///< bytes in the text

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,6 +51,9 @@ class Checkpoint {
   virtual const uint8_t* raw(const std::string& name, int64_t* size_bytes) const = 0;
 
   virtual std::unique_ptr<Tokenizer> tokenizer() const = 0;
+
+  /// The files that make a Hugging Face folder's tokenizer, name to text: as they lie there, or written anew from GGUF.
+  virtual std::map<std::string, std::string> tokenizer_files() const = 0;
 
   /// The chat template's source, or "" if the files hold none.
   virtual std::string chat_template() const = 0;

@@ -100,7 +100,8 @@ class GgufLlama final : public Checkpoint {
   const TensorInfo* find(const std::string& name) const override;
   std::vector<float> read_f32(const std::string& name) const override;
   const uint8_t* raw(const std::string& name, int64_t* size_bytes) const override;
-  std::unique_ptr<Tokenizer> tokenizer() const override;
+  std::unique_ptr<Tokenizer> tokenizer() const override { return Tokenizer::from_vocabulary(vocabulary(), path_); }
+  std::map<std::string, std::string> tokenizer_files() const override;
   std::string chat_template() const override { return file_.text("tokenizer.chat_template").value_or(""); }
 
  private:
@@ -118,6 +119,7 @@ class GgufLlama final : public Checkpoint {
   json llama3_scaling(double theta) const;
   std::string make_config() const;
   std::vector<int32_t> end_tokens() const;
+  BpeVocabulary vocabulary() const;
   const Entry& entry(const std::string& name) const;
 
   GgufFile file_;
@@ -314,7 +316,7 @@ std::vector<float> GgufLlama::read_f32(const std::string& name) const {
   return values;
 }
 
-std::unique_ptr<Tokenizer> GgufLlama::tokenizer() const {
+BpeVocabulary GgufLlama::vocabulary() const {
   const std::string model = file_.text("tokenizer.ggml.model").value_or("");
   FUT_CHECK(model == "gpt2", path_, ": tokenizer.ggml.model \"", printable(model),
             "\" is not supported, expected \"gpt2\" (byte-level BPE)");
@@ -336,7 +338,17 @@ std::unique_ptr<Tokenizer> GgufLlama::tokenizer() const {
     FUT_CHECK(id <= last_id, path_, ": end token ", id, ", the vocabulary ends at ", last_id);
   }
   vocabulary.add_bos = file_.boolean("tokenizer.ggml.add_bos_token");
-  return Tokenizer::from_vocabulary(vocabulary, path_);
+  return vocabulary;
+}
+
+std::map<std::string, std::string> GgufLlama::tokenizer_files() const {
+  const BpeVocabulary parts = vocabulary();
+  const auto spelling = [&](int32_t id) { return id < 0 ? nlohmann::json() : nlohmann::json(parts.tokens[id]); };
+  nlohmann::json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  config["bos_token"] = spelling(parts.bos);
+  config["eos_token"] = spelling(parts.eos.empty() ? -1 : parts.eos.front());
+  if (!chat_template().empty()) config["chat_template"] = chat_template();
+  return {{"tokenizer.json", tokenizer_json(parts, path_)}, {"tokenizer_config.json", config.dump(1) + "\n"}};
 }
 
 }  // namespace

@@ -107,6 +107,7 @@ class HfFolder final : public Checkpoint {
   std::vector<float> read_f32(const std::string& name) const override;
   const uint8_t* raw(const std::string& name, int64_t* size_bytes) const override;
   std::unique_ptr<Tokenizer> tokenizer() const override;
+  std::map<std::string, std::string> tokenizer_files() const override;
   std::string chat_template() const override;
 
  private:
@@ -281,6 +282,14 @@ std::vector<float> HfFolder::read_packed(const TensorInfo& tensor) const {
 std::unique_ptr<Tokenizer> HfFolder::tokenizer() const {
   FUT_CHECK(is_there(file("tokenizer.json")), file("tokenizer.json"), ": no such file; the folder has no tokenizer");
   return Tokenizer::from_hf_folder(path_);
+}
+
+std::map<std::string, std::string> HfFolder::tokenizer_files() const {
+  std::map<std::string, std::string> files;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"}) {
+    if (is_there(file(name))) files.emplace(name, read_text(file(name)));
+  }
+  return files;
 }
 
 /// chat_template.jinja comes before tokenizer_config.json, whose entry is a string or a list of named templates.

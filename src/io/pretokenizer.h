@@ -22,6 +22,9 @@ enum class Split {
 /// The rule that a tokenizer.json writes as this regular expression, which is compared as text.
 std::optional<Split> split_of_regex(std::string_view regex);
 
+/// The regular expression of a rule that split_of_regex() knows.
+std::string_view regex_of_split(Split rule);
+
 /// How many bytes the first piece of `text` (not empty) has.
 size_t first_piece(Split rule, std::string_view text);
 

@@ -27,6 +27,10 @@ struct BpeVocabulary {
   std::optional<bool> ignore_merges;  ///< a piece that is a token needs no merges; not stated: as the family does
 };
 
+/// The same vocabulary as the text of a Hugging Face tokenizer.json, for folders that other programs read too. `source`
+/// names the file in messages.
+std::string tokenizer_json(const BpeVocabulary& vocabulary, const std::string& source);
+
 /// A model's vocabulary. Immutable after loading and safe to share between threads.
 class Tokenizer {
  public:

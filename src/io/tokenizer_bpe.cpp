@@ -263,26 +263,6 @@ std::vector<int32_t> BpeTokenizer::symbols_of(std::string_view piece) const {
   return symbols;
 }
 
-/// What a GGUF pre-tokenizer name stands for.
-struct Family {
-  std::string_view name;
-  std::vector<Split> rules;
-  bool ignore_merges, add_bos;
-};
-
-const Family& family_of(const std::string& name, const std::string& source) {
-  static const std::vector<Family> families = {
-      {"gpt-2", {Split::gpt2}, false, false},   {"gpt2", {Split::gpt2}, false, false},
-      {"default", {Split::gpt2}, false, false}, {"llama-bpe", {Split::llama3}, true, true},
-      {"llama3", {Split::llama3}, true, true},  {"llama-v3", {Split::llama3}, true, true},
-      {"qwen2", {Split::qwen2}, false, false},  {"smollm", {Split::single_digit, Split::gpt2}, false, false},
-  };
-  for (const Family& family : families) {
-    if (family.name == name) return family;
-  }
-  fail(source, ": pre-tokenizer \"", printable(name), "\" is not supported (gpt-2, llama-bpe, qwen2 and smollm are)");
-}
-
 BpeToken token_of_type(const std::string& spelling, int type, size_t id, const std::string& source) {
   switch (type) {
     case 1: return {spelling, bytes_of_spelling(spelling).value_or(spelling), TokenKind::normal};
@@ -297,12 +277,25 @@ BpeToken token_of_type(const std::string& spelling, int type, size_t id, const s
 
 }  // namespace
 
+const TokenizerFamily& tokenizer_family(const std::string& name, const std::string& source) {
+  static const std::vector<TokenizerFamily> families = {
+      {"gpt-2", {Split::gpt2}, false, false},   {"gpt2", {Split::gpt2}, false, false},
+      {"default", {Split::gpt2}, false, false}, {"llama-bpe", {Split::llama3}, true, true},
+      {"llama3", {Split::llama3}, true, true},  {"llama-v3", {Split::llama3}, true, true},
+      {"qwen2", {Split::qwen2}, false, false},  {"smollm", {Split::single_digit, Split::gpt2}, false, false},
+  };
+  for (const TokenizerFamily& family : families) {
+    if (family.name == name) return family;
+  }
+  fail(source, ": pre-tokenizer \"", printable(name), "\" is not supported (gpt-2, llama-bpe, qwen2 and smollm are)");
+}
+
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(BpeParts parts) {
   return std::make_unique<BpeTokenizer>(std::move(parts));
 }
 
 std::unique_ptr<Tokenizer> Tokenizer::from_vocabulary(const BpeVocabulary& vocabulary, const std::string& source) {
-  const Family& family = family_of(vocabulary.pre, source);
+  const TokenizerFamily& family = tokenizer_family(vocabulary.pre, source);
   const auto& types = vocabulary.token_types;
   FUT_CHECK(!vocabulary.tokens.empty(), source, ": the vocabulary is empty");
   FUT_CHECK(types.empty() || types.size() == vocabulary.tokens.size(), source, ": ", vocabulary.tokens.size(),

@@ -276,7 +276,7 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
   if (prefill_stored) check_gains_are_ones(for_prefill, c.layers);
   if (decode_stored) check_gains_are_ones(for_decode, c.layers);
   // Values of both phases meet in one cache, so both must be rotated, or neither.
-  const OfflineRotation rotation{options.kv == Dtype::int4 && !source.quantised() && !prefill_stored && !decode_stored, false};
+  const OfflineRotation rotation{options.rotate_values && !source.quantised() && !prefill_stored && !decode_stored, false};
   const bool shared = options.prefill == options.decode && !source.quantised();
 
   ModelWeights out;

@@ -41,7 +41,7 @@ struct LayerConstants {
 struct WeightOptions {
   Dtype prefill = Dtype::e4m3;       ///< e4m3, bf16 or f32
   Dtype decode = Dtype::int4;        ///< int4, e4m3, bf16 or f32
-  Dtype kv = Dtype::int4;            ///< int4 rotates values
+  bool rotate_values = true;         ///< offline, where the weights are not quantised yet: for INT4 caches
   int group = 64;
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;
 };
