@@ -162,7 +162,14 @@ void note_speed(const Engine& engine) {
 
 int generate_many(Engine& engine, const GenerateFlags& flags, const std::vector<Request>& requests) {
   now(cat("answering ", requests.size(), " prompts"));
-  const auto completions = engine.generate(requests, [](size_t, std::string_view) { return !interrupted(); });
+  int64_t done = 0, most = 0;
+  for (const Request& request : requests) most += request.max_tokens < 0 ? engine.info().context : request.max_tokens;
+  Bar bar;
+  const auto completions = engine.generate(requests, [&](size_t, std::string_view) {
+    bar.show(cat("answering ", requests.size(), " prompts"), ++done, most);
+    return !interrupted();
+  });
+  bar.clear();
   int code = 0;
   for (size_t i = 0; i < completions.size(); ++i) {
     ordered_json line = {{"index", i}};
