@@ -447,18 +447,36 @@ TEST(Tokenize, Ids) {
   EXPECT_EQ(fut({"tokenize", model(), "", "--no-bos"}).out, "\n");
 }
 
-TEST(Inspect, AgreesWithWhatTheEngineLoads) {
-  const json seen = json::parse(fut({"inspect", model(), "--json"}).out);
-  const json run =
-      json::parse(fut({"bench", "model", model(), "--pp", "8", "--tg", "4", "--repeat", "1", "--json"}).out);
-  for (const char* key : {"parameters", "prefill_weight_bytes", "decode_weight_bytes"})
-    EXPECT_EQ(seen.at(key), run.at(key)) << key;
+void expect_inspect_agrees_with_engine(const std::string& path) {
+  const Result inspected = fut({"inspect", path, "--json"});
+  const Result run = fut({"bench", "model", path, "--pp", "8", "--tg", "4", "--repeat", "1", "--json"});
+  ASSERT_EQ(inspected.code, 0) << inspected.err;
+  ASSERT_EQ(run.code, 0) << run.err;
+  const json seen = json::parse(inspected.out), loaded = json::parse(run.out);
+  for (const char* key : {"parameters", "prefill_weight_bytes", "decode_weight_bytes"}) {
+    EXPECT_EQ(seen.at(key), loaded.at(key)) << key;
+  }
   EXPECT_EQ(seen.at("embedding_and_head_bytes"),
-            run.at("embedding_bytes").get<int64_t>() + run.at("head_bytes").get<int64_t>());
+            loaded.at("embedding_bytes").get<int64_t>() + loaded.at("head_bytes").get<int64_t>());
+}
+
+TEST(Inspect, AgreesWithWhatTheEngineLoads) {
+  expect_inspect_agrees_with_engine(model());
+  TempFolder folder;
+  const std::string quantised = folder.file("quantised");  // in groups that no flag of inspect speaks of
+  const Result made = fut({"quantize", model(), quantised, "--group-size", "32"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  EXPECT_EQ(made.out, "");
+  expect_inspect_agrees_with_engine(quantised);
+  EXPECT_EQ(fut({"tokenize", quantised, "Hi!"}).out, "256 72 105 33\n");
+}
+
+TEST(Inspect, Numbers) {
+  const json seen = json::parse(fut({"inspect", model(), "--json"}).out);
   EXPECT_EQ(seen.at("layers"), 2);
   EXPECT_EQ(seen.at("tokenizer").at("bos"), 256);
   EXPECT_EQ(seen.at("context_that_fits"), 256);
-  // J = 2 heads of E = 16, two layers: a bf16 key and value take 2 * 16 * 2 bytes.
+  // Two layers, J = 2 heads of E = 16: a bf16 key and a value take 2 * 16 * 2 bytes each.
   const json bf16 = json::parse(fut({"inspect", model(), "--kv", "bf16", "--json"}).out);
   EXPECT_EQ(bf16.at("kv_bytes_per_token"), 2 * 2 * 2 * 16 * 2);
   const Result text = fut({"inspect", model()});

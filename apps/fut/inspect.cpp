@@ -121,6 +121,14 @@ void add_sizes(Inspection& out, const EngineOptions& options, int group_size) {
   out.free_bytes = available_memory();
 }
 
+/// INT4 codes that the checkpoint holds are used as they are, in their own groups; otherwise the flag decides.
+int group_size_of(const Checkpoint& checkpoint, const ModelFlags& flags) {
+  const std::string name = "model.layers.0.self_attn.q_proj.weight";
+  const TensorInfo *codes = checkpoint.find(name), *scale = checkpoint.find(name + "_scale");
+  const bool stored = codes && codes->type == "pack-quantized" && scale && scale->shape.size() == 2;
+  return stored ? static_cast<int>(codes->shape[1] / scale->shape[1]) : std::stoi(flags.group_size);
+}
+
 Inspection inspect(const ModelFlags& flags) {
   const ModelSource source = ModelSource::open(flags.model);
   Inspection out{.config = source.config, .groups = groups_of(source.config)};
@@ -131,7 +139,7 @@ Inspection inspect(const ModelFlags& flags) {
     add_stored(out, *source.prefill);
   }
   out.shared = flags.options.prefill == flags.options.decode && !source.quantised();
-  add_sizes(out, flags.options, std::stoi(flags.group_size));
+  add_sizes(out, flags.options, group_size_of(*source.decode, flags));
   try {
     out.tokenizer = source.tokenizer();
   } catch (const Error& error) {  // the rest is worth showing all the same
