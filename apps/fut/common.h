@@ -142,6 +142,7 @@ const std::string& busy_with();
 
 int run_generate(int argc, const char* const* argv);
 int run_tokenize(int argc, const char* const* argv);
+int run_quantize(int argc, const char* const* argv);
 int run_inspect(int argc, const char* const* argv);
 int run_perplexity(int argc, const char* const* argv);
 int run_bench(int argc, const char* const* argv);

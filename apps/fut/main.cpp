@@ -22,6 +22,7 @@ constexpr Verb kVerbs[] = {
     {"generate", "write text from a prompt, or answer many prompts from a file", run_generate},
     {"tokenize", "token ids of a text", run_tokenize},
     {"inspect", "layers, formats, bytes of each copy, context that fits; loads no weights", run_inspect},
+    {"quantize", "write a model as INT4 for decode and FP8 for prefill", run_quantize},
     {"perplexity", "how well a model predicts a text, and how far it is from a base run", run_perplexity},
     {"bench", "speed: `fut bench model`", run_bench},
 };
@@ -34,6 +35,7 @@ std::string help() {
   return text +
          "\nExamples:\n"
          "  fut generate models/bard -p 'To be, or not' -n 64\n"
+         "  fut quantize model.gguf model-int4\n"
          "  fut perplexity model.gguf text.txt --mode decode\n"
          "  fut bench model model.gguf --pp 512 --tg 128\n\n"
          "Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 "
