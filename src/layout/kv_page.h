@@ -85,10 +85,10 @@ static_assert(KvPageLayout{Dtype::int4, 128}.page_bytes() == 8704);
 static_assert(KvPageLayout{Dtype::int4, 64}.page_bytes() == 4352);
 static_assert(KvPageLayout{Dtype::bf16, 128}.page_bytes() == 512 * 64);
 
-/// The code of one value under scale `s` (s > 0, inverse = 1 / s): level floor(x / s) + 8, clamped to 0..15.
+/// The code of one value under scale `s` (s > 0, inverse = 1 / s): level floor(x / s) + 8, clamped to 0..15; NaN: 0.
 FUT_HD int kv_code(float x, float inverse) {
   const float level = floorf(x * inverse) + 8.0f;
-  return static_cast<int>(level < 0.0f ? 0.0f : level > 15.0f ? 15.0f : level);
+  return static_cast<int>(level > 0.0f ? (level < 15.0f ? level : 15.0f) : 0.0f);
 }
 
 FUT_HD float kv_value(int code, float scale) { return (static_cast<float>(code) - 7.5f) * scale; }

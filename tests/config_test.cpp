@@ -1,0 +1,194 @@
+// config.json: what is read, what is refused by name, and the rotary frequencies that follow from it.
+#include "model/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "support/temp_folder.h"
+
+namespace fut {
+namespace {
+
+using nlohmann::json;
+using test::expect_refused;
+
+/// A small configuration with `changes` merged in (null removes nothing: it is a value like another).
+LlamaConfig parse(const std::string& changes = "{}", const std::string& generation = "{}") {
+  json c = {{"architectures", {"LlamaForCausalLM"}},
+            {"model_type", "llama"},
+            {"hidden_size", 64},
+            {"intermediate_size", 96},
+            {"num_hidden_layers", 2},
+            {"num_attention_heads", 4},
+            {"num_key_value_heads", 2},
+            {"vocab_size", 259},
+            {"max_position_embeddings", 256},
+            {"rms_norm_eps", 1e-5},
+            {"bos_token_id", 256},
+            {"eos_token_id", 257}};
+  c.update(json::parse(changes));
+  return parse_config(c.dump(), generation, "x/config.json");
+}
+
+void expect_config_refused(const std::string& changes, std::vector<std::string> words) {
+  words.push_back("x/config.json");
+  expect_refused([&] { parse(changes); }, words);
+}
+
+TEST(ConfigTest, ReadsEveryField) {
+  const LlamaConfig c = parse(R"({"rope_theta":500000,"tie_word_embeddings":true,"head_dim":32})");
+  EXPECT_EQ(c.width, 64);
+  EXPECT_EQ(c.feed_forward, 96);
+  EXPECT_EQ(c.layers, 2);
+  EXPECT_EQ(c.heads, 4);
+  EXPECT_EQ(c.kv_heads, 2);
+  EXPECT_EQ(c.head_dim, 32);
+  EXPECT_EQ(c.vocabulary, 259);
+  EXPECT_EQ(c.positions, 256);
+  EXPECT_EQ(c.norm_eps, 1e-5);
+  EXPECT_EQ(c.rope_theta, 500000.0);
+  EXPECT_EQ(c.rope_scaling.kind, RopeScaling::Kind::none);
+  EXPECT_TRUE(c.tied);
+  EXPECT_EQ(c.bos, 256);
+  EXPECT_EQ(c.eos, std::vector<int32_t>{257});
+}
+
+TEST(ConfigTest, HeadWidthsAndHeadCounts) {
+  EXPECT_EQ(parse().head_dim, 16);
+  EXPECT_EQ(parse(R"({"head_dim":null})").head_dim, 16);
+  EXPECT_EQ(parse(R"({"num_key_value_heads":null})").kv_heads, 4);
+  EXPECT_EQ(parse(R"({"hidden_size":52,"num_attention_heads":6,"head_dim":16})").head_dim, 16);
+  expect_config_refused(R"({"hidden_size":52,"num_attention_heads":6})", {"52", "6", "head_dim is not given"});
+  expect_config_refused(R"({"num_key_value_heads":3})", {"num_attention_heads 4", "num_key_value_heads 3"});
+  expect_config_refused(R"({"head_dim":15})", {"head_dim 15 is odd"});
+  expect_config_refused(R"({"head_dim":2048})", {"head_dim", "2048"});
+}
+
+TEST(ConfigTest, EndTokens) {
+  using Ids = std::vector<int32_t>;
+  EXPECT_EQ(parse(R"({"eos_token_id":[257,155]})").eos, (Ids{257, 155}));
+  EXPECT_EQ(parse("{}", R"({"eos_token_id":[257,155]})").eos, (Ids{257, 155}));
+  EXPECT_EQ(parse(R"({"eos_token_id":0})").eos, Ids{0});
+  EXPECT_EQ(parse(R"({"eos_token_id":null})").eos, Ids{});
+  EXPECT_EQ(parse(R"({"eos_token_id":[]})", R"({"eos_token_id":null})").eos, Ids{});
+  EXPECT_EQ(parse(R"({"eos_token_id":100000})").eos, Ids{});  // no token of this vocabulary
+  for (const char* bad : {"-1", "1.5", "\"257\"", "[257,null]", "4294967296", "true"}) {
+    expect_config_refused(std::string(R"({"eos_token_id":)") + bad + "}", {"eos_token_id"});
+  }
+}
+
+TEST(ConfigTest, MissingAndImpossibleNumbers) {
+  for (const char* key :
+       {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"}) {
+    expect_config_refused(json{{key, nullptr}}.dump(), {key, "missing"});
+    for (const json& bad : {json(0), json(-1), json(1.5), json("64"), json(1e12), json::array({64}), json(true)}) {
+      expect_config_refused(json{{key, bad}}.dump(), {key});
+    }
+  }
+  EXPECT_EQ(parse(R"({"hidden_size":64.0})").width, 64);  // whole, if oddly written
+  for (const char* bad : {"0", "-1e-5", "\"small\"", "false"}) {
+    expect_config_refused(std::string(R"({"rms_norm_eps":)") + bad + "}", {"rms_norm_eps"});
+    expect_config_refused(std::string(R"({"rope_theta":)") + bad + "}", {"rope_theta"});
+  }
+  expect_config_refused(R"({"tie_word_embeddings":"yes"})", {"tie_word_embeddings", "true or false"});
+}
+
+TEST(ConfigTest, RefusesWhatWouldChangeTheMathematics) {
+  expect_config_refused(R"({"model_type":"qwen2"})", {"qwen2", "llama"});
+  expect_config_refused(R"({"model_type":null})", {"model_type"});
+  expect_config_refused(R"({"architectures":["LlamaForSequenceClassification"]})", {"LlamaForSequenceClassification"});
+  expect_config_refused(R"({"attention_bias":true})", {"attention_bias"});
+  expect_config_refused(R"({"mlp_bias":true})", {"mlp_bias"});
+  expect_config_refused(R"({"hidden_act":"gelu"})", {"hidden_act", "gelu"});
+  expect_config_refused(R"({"partial_rotary_factor":0.5})", {"partial_rotary_factor 0.5"});
+  EXPECT_EQ(
+      parse(R"({"partial_rotary_factor":1.0,"attention_bias":false,"hidden_act":"silu","architectures":null})").width,
+      64);
+  for (const char* text : {"", "[]", "{", "null", R"({"hidden_size":1,"hidden_size":2})"}) {
+    expect_refused([&] { parse_config(text, "{}", "x/config.json"); }, {"x/config.json"});
+  }
+}
+
+TEST(ConfigTest, RopeTypes) {
+  using Kind = RopeScaling::Kind;
+  EXPECT_EQ(parse(R"({"rope_scaling":null})").rope_scaling.kind, Kind::none);
+  EXPECT_EQ(parse(R"({"rope_scaling":{"rope_type":"default"}})").rope_scaling.kind, Kind::none);
+  const LlamaConfig newer = parse(R"({"rope_parameters":{"rope_type":"default","rope_theta":5e5}})");
+  EXPECT_EQ(newer.rope_theta, 5e5);
+  const RopeScaling linear = parse(R"({"rope_scaling":{"type":"linear","factor":4}})").rope_scaling;
+  EXPECT_EQ(linear.kind, Kind::linear);
+  EXPECT_EQ(linear.factor, 4.0);
+  for (const char* key : {"type", "rope_type"}) {
+    for (const char* number : {"8", "8.0"}) {
+      const std::string block =
+          std::string(R"({"rope_scaling":{")") + key + R"(":"llama3","factor":)" + number +
+          R"(,"low_freq_factor":1,"high_freq_factor":4.0,"original_max_position_embeddings":32}})";
+      const RopeScaling s = parse(block).rope_scaling;
+      EXPECT_EQ(s.kind, Kind::llama3);
+      EXPECT_EQ(s.factor, 8.0);
+      EXPECT_EQ(s.low_freq_factor, 1.0);
+      EXPECT_EQ(s.high_freq_factor, 4.0);
+      EXPECT_EQ(s.original_positions, 32);
+    }
+  }
+  for (const char* type : {"longrope", "dynamic", "yarn", "LINEAR"}) {
+    expect_config_refused(std::string(R"({"rope_scaling":{"rope_type":")") + type + R"(","factor":4}})",
+                          {"rope_scaling", type});
+  }
+  expect_config_refused(R"({"rope_scaling":{"factor":4}})", {"no rope_type"});
+  expect_config_refused(R"({"rope_scaling":{"rope_type":"linear"}})", {"factor"});
+  expect_config_refused(R"({"rope_scaling":{"rope_type":"linear","factor":0}})", {"factor"});
+  expect_config_refused(
+      R"({"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4}})",
+      {"original_max_position_embeddings"});
+  expect_config_refused(R"({"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4,)"
+                        R"("original_max_position_embeddings":32}})",
+                        {"high_freq_factor 4", "low_freq_factor 4"});
+  expect_config_refused(R"({"rope_scaling":"linear"})", {"rope_scaling"});
+}
+
+TEST(ConfigTest, LinearAndPlainFrequencies) {
+  const std::vector<double> plain = rope_inverse_frequencies(parse()),
+                            linear =
+                                rope_inverse_frequencies(parse(R"({"rope_scaling":{"type":"linear","factor":4}})"));
+  ASSERT_EQ(plain.size(), 8u);
+  EXPECT_EQ(plain[0], 1.0);
+  EXPECT_NEAR(plain[4], 0.01, 1e-15);  // 10000^(-8/16)
+  for (int i = 0; i < 8; ++i) EXPECT_NEAR(linear[i], plain[i] / 4, 1e-15);
+}
+
+std::vector<double> llama3_frequencies(int head_dim, double factor) {
+  return rope_inverse_frequencies(parse(json{{"head_dim", head_dim},
+                                             {"rope_theta", 5e5},
+                                             {"rope_scaling",
+                                              {{"rope_type", "llama3"},
+                                               {"factor", factor},
+                                               {"low_freq_factor", 1},
+                                               {"high_freq_factor", 4},
+                                               {"original_max_position_embeddings", 8192}}}}
+                                            .dump()));
+}
+
+TEST(ConfigTest, Llama3Frequencies) {
+  const std::vector<double> small = llama3_frequencies(64, 32), large = llama3_frequencies(128, 8);
+  const auto unscaled = [](int i, int head_dim) { return std::pow(5e5, -2.0 * i / head_dim); };
+  for (int i = 0; i < 32; ++i) {
+    const bool blended = i > 14 && i < 18;
+    EXPECT_TRUE(blended || std::fabs(small[i] - unscaled(i, 64) / (i > 14 ? 32 : 1)) < 1e-15) << i;
+  }
+  EXPECT_NEAR(small[15], 1.290547928e-3, 1e-12);
+  EXPECT_NEAR(small[16], 4.295567966e-4, 1e-13);
+  EXPECT_NEAR(small[17], 9.708287803e-5, 1e-14);
+  for (int i = 0; i < 64; ++i) {
+    const double kept = unscaled(i, 128), stretched = kept / 8;
+    const bool blended = i > 28 && i < 35;
+    EXPECT_TRUE(blended ? large[i] > stretched && large[i] < kept
+                        : std::fabs(large[i] - (i > 28 ? stretched : kept)) < 1e-15)
+        << i;
+  }
+}
+
+}  // namespace
+}  // namespace fut
