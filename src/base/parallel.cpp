@@ -40,7 +40,21 @@ struct Job {
   }
 };
 
-/// Sleeping workers, woken once a loop. The caller works too, so `count` threads are count - 1 workers.
+/// Loops follow one another within microseconds while a model runs, and a sleeping thread takes tens of them to wake:
+/// watch for a moment before going to sleep.
+template <class Condition>
+bool watch(const Condition& condition) {
+  constexpr int kLooks = 2000;  // some 20 us
+  for (int i = 0; i < kLooks; ++i) {
+    if (condition()) return true;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  return false;
+}
+
+/// Workers that are woken once a loop. The caller works too, so `count` threads are count - 1 workers.
 class Pool {
  public:
   explicit Pool(int count) {
@@ -67,6 +81,7 @@ class Pool {
     }
     wake_.notify_all();
     job.work();
+    watch([this] { return busy_ == 0; });
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return busy_ == 0; });
     job_ = nullptr;
@@ -77,6 +92,9 @@ class Pool {
     uint64_t seen = 0;
     std::unique_lock lock(mutex_);
     for (;;) {
+      lock.unlock();
+      watch([&] { return round_ != seen || stopping_; });
+      lock.lock();
       wake_.wait(lock, [&] { return stopping_ || round_ != seen; });
       if (stopping_) return;
       seen = round_;
@@ -92,9 +110,9 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   Job* job_ = nullptr;
-  int busy_ = 0;
-  uint64_t round_ = 0;
-  bool stopping_ = false;
+  std::atomic<int> busy_{0};  // written under the mutex, watched without it
+  std::atomic<uint64_t> round_{0};
+  std::atomic<bool> stopping_{false};
 };
 
 std::mutex pool_mutex;  // one loop at a time: a second caller waits its turn

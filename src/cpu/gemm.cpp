@@ -44,11 +44,12 @@ void decode_int4_rows(const Weight& w, int64_t first_row, float* to, int64_t len
   float scale[kInt4TileRows][2];
   for (int64_t i = 0; i < tiles; ++i, tile += tile_bytes) {
     for (int row = 0; row < kInt4TileRows; ++row) {
-      for (int half = 0; half < 2; ++half) {
-        Half stored;
-        memcpy(&stored, tile + int4_scale_offset(row, half * 32, w.group), sizeof stored);
-        scale[row][half] = to_f32(stored);
-      }
+      Half stored;
+      memcpy(&stored, tile + int4_scale_offset(row, 0, w.group), sizeof stored);
+      scale[row][0] = scale[row][1] = to_f32(stored);
+      if (w.group >= kInt4TileCols) continue;
+      memcpy(&stored, tile + int4_scale_offset(row, 32, w.group), sizeof stored);
+      scale[row][1] = to_f32(stored);
     }
     simd().int4_tile(tile, kInt4Zero, scale, to + i * kInt4TileCols, length);
   }

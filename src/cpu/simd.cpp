@@ -18,12 +18,14 @@ using F = hn::CappedTag<float, kLanes>;
 constexpr int kWidth = hn::MaxLanes(F());
 constexpr int kVectors = kLanes / kWidth;
 
-/// Sum of 16 partial sums, always in this order.
-HWY_INLINE float tree_sum(float (&x)[kLanes]) {
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) x[i] += x[i + half];
-  }
-  return x[0];
+/// Sum of 16 partial sums, always in this order: halves onto halves, 16 to 8 to 4 to 2 to 1.
+HWY_INLINE float tree_sum(const float (&x)[kLanes]) {
+  const hn::FixedTag<float, 4> quad;
+  const auto low = hn::Add(hn::Load(quad, x), hn::Load(quad, x + 8));
+  const auto high = hn::Add(hn::Load(quad, x + 4), hn::Load(quad, x + 12));
+  const auto four = hn::Add(low, high);
+  const auto two = hn::Add(four, hn::Shuffle1032(four));
+  return hn::GetLane(hn::Add(two, hn::Shuffle2301(two)));
 }
 
 template <int kRows, int kCols>

@@ -107,6 +107,7 @@ void Scheduler::prefill_all() {
       logits_.resize(last_rows.size() * engine_.info().vocabulary);
       if (!last_rows.empty()) engine_.model().logits(last_rows, logits_.data());
     }
+    if (on_text_ && !on_text_(members[0]->index, "")) cancelled_ = true;
     size_t finished = 0;
     for (size_t i = 0; i < members.size(); ++i) {
       KvPool::advance(members[i]->sequence, rows[i]);
@@ -153,7 +154,7 @@ void Scheduler::take_token(Active& active, const float* logits) {
     answers_[active.index].error = error.what();
     return end(active, "error");
   }
-  if (engine_.is_end(token)) return end(active, "stop");
+  if (engine_.is_end(token) && !requests_[active.index].ignore_end_tokens) return end(active, "stop");
   ++active.step;
   --active.budget;
   active.last = token;

@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace fut {
+namespace {
+
+bool inside_character(const std::string& text, size_t at) { return at < text.size() && (text[at] & 0xc0) == 0x80; }
+
+}  // namespace
 
 TextStream::TextStream(const Tokenizer& tokenizer, const std::vector<std::string>& stop) : decoder_(tokenizer) {
   for (const std::string& s : stop) {
@@ -17,6 +22,7 @@ std::string TextStream::take(const std::string& piece, bool last) {
   for (const std::string& s : stop_) end = std::min(end, pending_.find(s));
   if (end != std::string::npos) {
     stopped_ = true;
+    while (end > 0 && inside_character(pending_, end)) --end;  // a stop string that is no text of whole characters
     return pending_.substr(0, end);
   }
   const size_t ready = pending_.size() - (last ? 0 : held_back());
@@ -33,8 +39,7 @@ size_t TextStream::held_back() const {
       if (pending_.compare(pending_.size() - length, length, s, 0, length) == 0) longest = length;
     }
   }
-  const auto inside_character = [&](size_t at) { return at < pending_.size() && (pending_[at] & 0xc0) == 0x80; };
-  while (longest < pending_.size() && inside_character(pending_.size() - longest)) ++longest;
+  while (longest < pending_.size() && inside_character(pending_, pending_.size() - longest)) ++longest;
   return longest;
 }
 

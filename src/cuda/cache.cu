@@ -1,0 +1,247 @@
+// MATH       cpu_backend.cpp's finish_qkv_row and attention.cpp's write_cache, element by element.
+// SHAPES     E = 64 or 128; INT4, BF16 and E4M3 caches. Refused: f32 caches.
+// LAYOUT     kv_page.h.
+// SCHEDULE   finish_qkv: a block of E threads takes a head of a row. A new key or value goes into tail and sinks, or its
+//            page; a block whose token fills an INT4 page quantises that half of the page (keys or values).
+//            store_cache: a block takes one page of one KV head of one sequence, keys or values.
+// NUMERICS   No contraction (-fmad=false) and the order of kv_page.h: codes and scales are those of the CPU, bit for bit.
+// ROOFLINE   small; a page of 64 tokens is quantised every 64 steps.
+#include "cuda/cache.h"
+
+#include "cuda/block.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/ptx.cuh"
+#include "layout/hadamard.h"
+
+namespace fut::cuda {
+namespace {
+
+
+__device__ Bf16* tail_rows(const KvCache& c, int64_t b, int8_t tail, int head, int which) {
+  return c.tails + (((c.slot[b] * 2 + tail) * c.kv_heads + head) * 2 + which) * kKvPageTokens * c.layout.head_dim;
+}
+__device__ Bf16* sink_rows(const KvCache& c, int64_t b, int head, int which) {
+  return c.sinks + ((c.slot[b] * c.kv_heads + head) * 2 + which) * kKvSinkTokens * c.layout.head_dim;
+}
+__device__ uint8_t* page_of(const KvCache& c, int64_t b, int64_t page, int head) {
+  return c.pages + (c.page_table[b * c.table_width + page] * c.kv_heads + head) * c.layout.page_bytes();
+}
+
+/// kv_group_error for a quad that holds a group: lane t has channels 8 j + 2 t and + 1, j rising.
+__device__ float group_error(const float (&x)[8], float scale) {
+  const float inverse = 1.0f / scale;
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float d = x[i] - kv_value(kv_code(x[i], inverse), scale);
+    sum = fmaf(d, d, sum);
+  }
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  return sum + __shfl_xor_sync(~0u, sum, 2);
+}
+
+/// kv_choose_scale for a quad.
+__device__ E4m3 choose_scale(const float (&x)[8], float factor) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+  const int nearest = to_e4m3(largest * (1.0f / 7.5f) * (1.0f / factor)).bits;
+  E4m3 best{0};
+  float best_error = 0.0f;
+  for (int step = 1; step > 1 - kKvScaleCandidates; --step) {
+    const int bits = nearest + step;
+    const bool known = bits >= 1 && bits <= 0x7e;
+    const E4m3 candidate{static_cast<uint8_t>(known ? bits : 0x38)};  // all lanes of the warp take part in the sums
+    const float error = group_error(x, to_f32(candidate) * factor);
+    if (known && largest > 0.0f && (best.bits == 0 || error < best_error)) {
+      best = candidate;
+      best_error = error;
+    }
+  }
+  return best;
+}
+
+/// Codes and scales of one half (0 keys, 1 values) of an INT4 page. row(token) -> its E BF16 elements. All threads of the
+/// block; `codes` is (64, E) of shared memory.
+template <class Row>
+__device__ void quantise_page(uint8_t* page, const KvPageLayout& layout, int which, float factor, uint8_t* codes, Row row) {
+  const int E = layout.head_dim, groups = layout.groups(), lanes = kKvPageTokens * groups * 4;
+  for (int i = threadIdx.x; i < lanes; i += blockDim.x) {
+    const int t = i & 3, group = i / 4 % groups, token = i / (4 * groups);
+    const Bf16* from = row(token) + group * kKvGroup + 2 * t;
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[2 * j] = to_f32(from[8 * j]), x[2 * j + 1] = to_f32(from[8 * j + 1]);
+    const E4m3 scale = choose_scale(x, factor);
+    const float inverse = scale.bits ? 1.0f / (to_f32(scale) * factor) : 0.0f;
+    uint8_t* to = codes + token * E + group * kKvGroup + 2 * t;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      to[8 * j] = static_cast<uint8_t>(kv_code(x[2 * j], inverse));
+      to[8 * j + 1] = static_cast<uint8_t>(kv_code(x[2 * j + 1], inverse));
+    }
+    const int64_t scales = which ? layout.value_scale_offset() : layout.key_scale_offset();
+    if (t == 0) page[scales + layout.scale_index(token, group * kKvGroup)] = scale.bits;
+  }
+  __syncthreads();  // closes: codes read before they are written
+  uint32_t* words = reinterpret_cast<uint32_t*>(page + (which ? layout.value_offset() : 0));
+  for (int i = threadIdx.x; i < kKvPageTokens * E / 8; i += blockDim.x) {
+    const int tile = i / 128, lane = i / 4 % 32, word = i % 4;
+    uint32_t packed = 0;
+    for (int nibble = 0; nibble < 8; ++nibble) {
+      const Int4Coordinate c = int4_coordinate({lane, word, nibble});
+      const int token = which ? c.k : tile / (E / 64) * 16 + c.row, channel = which ? tile * 16 + c.row : tile % (E / 64) * 64 + c.k;
+      packed |= uint32_t{codes[token * E + channel]} << (4 * nibble);
+    }
+    words[i] = packed;
+  }
+  __syncthreads();  // closes: codes of the next page written while these are read
+}
+
+/// One key or value (in shared memory, one element a thread) into its page of a token-wise cache.
+__device__ void store_token(const KvCache& c, int64_t b, int64_t position, int head, int which, float x) {
+  const KvPageLayout& layout = c.layout;
+  const int E = layout.head_dim, token = static_cast<int>(position % kKvPageTokens), i = threadIdx.x;
+  uint8_t* page = page_of(c, b, position / kKvPageTokens, head);
+  uint8_t* row = page + (which ? layout.value_offset() : 0) + layout.key_bytes() / kKvPageTokens * token;
+  if (layout.dtype == Dtype::bf16) {
+    if (i < E) reinterpret_cast<Bf16*>(row)[i] = to_bf16(x);
+    return;
+  }
+  const float scale = e4m3_scale(max_block(i < E ? fabsf(x) : 0.0f));
+  if (i < E) row[i] = to_e4m3(x / scale).bits;
+  const int64_t scales = which ? layout.value_scale_offset() : layout.key_scale_offset();
+  if (i == 0) reinterpret_cast<float*>(page + scales)[token] = scale;
+}
+
+__device__ void append(const KvCache& c, int64_t b, int64_t position, int head, int which, Bf16 x, uint8_t* codes) {
+  if (c.layout.dtype != Dtype::int4) return store_token(c, b, position, head, which, to_f32(x));
+  const int E = c.layout.head_dim, i = threadIdx.x, token = static_cast<int>(position % kKvPageTokens);
+  Bf16* tail = tail_rows(c, b, c.tail_in[b], head, which);
+  tail[token * E + i] = x;
+  if (position < kKvSinkTokens) sink_rows(c, b, head, which)[position * E + i] = x;
+  if (token != kKvPageTokens - 1) return;
+  __syncthreads();  // closes: the tail's last row read before it is written
+  quantise_page(page_of(c, b, position / kKvPageTokens, head), c.layout, which,
+                (which ? c.value_factor : c.key_factor)[head], codes, [&](int row) { return tail + row * E; });
+}
+
+/// The rotation of hadamard.h, one channel a thread; `head` is (E) of shared memory.
+__device__ float rotate(float* head, int E) {
+  const int i = threadIdx.x, block = hadamard_block(E);
+  float x = head[i] * hadamard_sign(i);
+  for (int stride = 1; stride < block; stride *= 2) {
+    __syncthreads();  // closes: the last stage's values overwritten while read
+    head[i] = x;
+    __syncthreads();  // closes: a partner's value read before it is written
+    x = i & stride ? head[i ^ stride] - x : x + head[i ^ stride];
+  }
+  return x * (1.0f / sqrtf(static_cast<float>(block)));
+}
+
+__global__ void finish_qkv_kernel(const __grid_constant__ QkvFinish args) {
+  extern __shared__ uint8_t codes[];
+  __shared__ float head[128];
+  const KvCache& c = args.cache;
+  const int E = c.layout.head_dim, H = args.heads, J = c.kv_heads, h = blockIdx.x, i = threadIdx.x;
+  const int64_t t = blockIdx.y;
+  release_next_kernel();
+  wait_for_previous_kernel();
+  const int64_t position = args.map.position[t];
+  float x = args.y[(t * (H + 2 * J) + h) * E + i];
+  if (h < H + J) {
+    const int half = args.rope.rotary_dim / 2;
+    head[i] = x;
+    __syncthreads();  // closes: a partner's value read before it is written
+    if (i < 2 * half) {
+      const int pair = i < half ? i : i - half;
+      const float cos = args.rope.cos[position * half + pair], sin = args.rope.sin[position * half + pair];
+      x = i < half ? x * cos - head[i + half] * sin : x * cos + head[i - half] * sin;
+    }
+    if (h >= H && c.key_mean) x -= c.key_mean[(h - H) * E + i];
+    if (c.layout.dtype == Dtype::int4) {
+      __syncthreads();  // closes: values overwritten while their partners read them
+      head[i] = x;
+      __syncthreads();  // closes: read before written
+      x = rotate(head, E);
+    }
+  }
+  if (h < H) {
+    const float scale = static_cast<float>(1.4426950408889634 / sqrt(static_cast<double>(E)));
+    args.q[(t * H + h) * E + i] = to_bf16(x * scale);
+    return;
+  }
+  const int which = h >= H + J, j = h - H - which * J;
+  const Bf16 rounded = to_bf16(x);
+  (which ? args.v : args.k)[(t * J + j) * E + i] = rounded;
+  if (args.append) append(c, args.map.sequence[t], position, j, which, rounded, codes);
+}
+
+/// Block (page, 2 j + which, b): the tokens of this call that fall into the page, and the page itself if it is now full.
+__global__ void store_cache_kernel(const __grid_constant__ QkvFinish args) {
+  extern __shared__ uint8_t codes[];
+  const KvCache& c = args.cache;
+  const int E = c.layout.head_dim, which = blockIdx.y & 1, head = blockIdx.y >> 1, i = threadIdx.x;
+  const int64_t b = blockIdx.z;
+  wait_for_previous_kernel();
+  const int64_t past = args.map.past[b], end = past + args.start[b + 1] - args.start[b];
+  const int64_t first_page = past / kKvPageTokens, page = first_page + blockIdx.x;
+  const int64_t page_start = page * kKvPageTokens;
+  if (page_start >= end) return;
+  const Bf16* rows = which ? args.v : args.k;
+  const auto new_row = [&](int64_t p) { return rows + ((args.start[b] + p - past) * c.kv_heads + head) * E; };
+  const int64_t first = max(past, page_start), last = min(end, page_start + kKvPageTokens);
+  if (c.layout.dtype != Dtype::int4) {
+    for (int64_t p = first; p < last; ++p) store_token(c, b, p, head, which, to_f32(new_row(p)[i]));
+    return;
+  }
+  for (int64_t p = first; p < min(last, int64_t{kKvSinkTokens}); ++p) sink_rows(c, b, head, which)[p * E + i] = new_row(p)[i];
+  Bf16* tail = tail_rows(c, b, c.tail_in[b], head, which);
+  const bool full = last == page_start + kKvPageTokens;
+  if (page == first_page || !full) {
+    Bf16* to = page == first_page ? tail : tail_rows(c, b, c.tail_out[b], head, which);
+    for (int64_t p = first; p < last; ++p) to[p % kKvPageTokens * E + i] = new_row(p)[i];
+  }
+  if (!full) return;
+  __syncthreads();  // closes: the tail's rows read before they are written
+  quantise_page(page_of(c, b, page, head), c.layout, which, (which ? c.value_factor : c.key_factor)[head], codes,
+                [&](int row) { return page == first_page ? tail + row * E : new_row(page_start + row); });
+}
+
+void check(const char* op, const KvCache& c) {
+  const int E = c.layout.head_dim;
+  FUT_CHECK(E == 64 || E == 128, op, ": head width ", E, ", this backend knows 64 and 128");
+  FUT_CHECK(c.layout.dtype != Dtype::f32, op, ": an f32 cache is for the CPU alone (choose int4, fp8 or bf16)");
+}
+
+}  // namespace
+
+void finish_qkv(const char* op, const QkvFinish& args, cudaStream_t stream) {
+  check(op, args.cache);
+  const int E = args.cache.layout.head_dim;
+  for (int first = 0; first < args.rows; first += 65535) {
+    QkvFinish part = args;
+    const int64_t J = args.cache.kv_heads, H = args.heads;
+    part.rows = args.rows - first < 65535 ? args.rows - first : 65535;
+    part.y += first * (H + 2 * J) * E;
+    part.q += first * H * E;
+    part.k += first * J * E;
+    part.v += first * J * E;
+    part.map.sequence += first;
+    part.map.position += first;
+    launch(op, finish_qkv_kernel, dim3(static_cast<unsigned>(H + 2 * J), part.rows), dim3(E), args.append ? 64 * E : 0,
+           stream, part);
+  }
+}
+
+void store_cache(const char* op, const QkvFinish& args, int sequences, int64_t longest, cudaStream_t stream) {
+  check(op, args.cache);
+  if (sequences == 0 || longest == 0) return;
+  const int E = args.cache.layout.head_dim;
+  const unsigned pages = static_cast<unsigned>((longest + kKvPageTokens - 1) / kKvPageTokens + 1);
+  launch(op, store_cache_kernel, dim3(pages, 2 * args.cache.kv_heads, sequences), dim3(E), 64 * E, stream, args);
+}
+
+}  // namespace fut::cuda

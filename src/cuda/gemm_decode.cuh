@@ -1,0 +1,367 @@
+// MATH       y[b, n] = f(b, n) sum_k a[b, k] w[n, k], then Finish: store, add to the residual, or SwiGLU of a row pair.
+// SHAPES     B = 1..32, K a multiple of 64, any N. Weights INT4 (G = 32, 64, 128), E4M3, BF16. Refused: f32 weights.
+// LAYOUT     W is a row of tiles of 16 rows x 64 k per 16 rows: int4_fragment.h, weight_tile.cuh. The weight is operand A
+//            of m16n8k16, the batch is n: NB = ceil(B / 8) column tiles.
+// SCHEDULE   One block an SM, 8 consumer warps and a producer warp. A block takes R row tiles at a time (SwiGLU: a gate
+//            tile and its up tile) over all of K; consumer w takes k-tiles w, w + 8, .. of a chunk. The producer streams
+//            chunks through a ring of shared memory by bulk copies, at most `window` of them in flight: more would only
+//            queue ahead of the hand-over's own traffic. It starts before the previous kernel has ended, since weights
+//            depend on nothing; everything else waits (griddepcontrol.wait).
+//              staged  B K fits: the activations are read once, normalised, and kept as B fragments in shared memory.
+//              ring    otherwise: rows of f16 or bf16 activations ride in the ring beside the weights they meet.
+// NUMERICS   Operands are rounded once (f16; bf16 for BF16 weights); accumulators FP32; INT4 scales multiply the
+//            accumulator of a group. The eight warps' sums are added in the order of the warps: a result depends on K and
+//            the format alone, never on the batch's other rows or on timing.
+// ROOFLINE   Weight bytes over the read rate (H200: 4.57 TB/s); docs/PERF.md has what each shape reaches.
+// REFERENCE  Weight as operand A, masks to FP16 subnormals and scales on the accumulator: DESIGN section 5.
+#pragma once
+
+#include "cuda/gemm_decode.h"
+#include "cuda/launch.cuh"
+#include "cuda/weight_tile.cuh"
+
+namespace fut::cuda {
+
+inline constexpr int kConsumerWarps = 8;
+inline constexpr int kConsumers = kConsumerWarps * 32;
+inline constexpr int kMaxStages = 12;
+
+/// Everything about one kernel that the compiler must know.
+template <class Tile_, int kColumnTiles_, int kRowTiles_, bool kStaged_>
+struct GemmShape {
+  using Tile = Tile_;
+  static constexpr int NB = kColumnTiles_, R = kRowTiles_;
+  static constexpr bool kStaged = kStaged_;
+  static constexpr int kTilesPerWarp = kStaged && Tile::kTilesPerWarp > R ? Tile::kTilesPerWarp / R : 1;
+  static constexpr int kChunk = kTilesPerWarp * kConsumerWarps;  ///< k-tiles of a chunk
+  static constexpr int kRowPitch = kChunk * 128 + 16;            ///< bytes; 16 more, so that eight rows meet no bank twice
+  static constexpr int kWeightBytes = R * kChunk * Tile::kBytes;
+  static constexpr int kReduceBuffers = NB == 1 ? 2 : 1;
+  static constexpr int kReduceFloats = kConsumerWarps * R * NB * 128;
+
+  FUT_HD static int stage_bytes(int batch) { return kWeightBytes + (kStaged ? 0 : batch * kRowPitch); }
+  FUT_HD static int staged_bytes(int batch, int cols) {
+    return kStaged ? batch * cols * 2 + cols / 64 * Tile::kGroups * 32 : 0;
+  }
+  FUT_HD static int fixed_bytes(int batch, int cols) {
+    return staged_bytes(batch, cols) + kReduceBuffers * kReduceFloats * 4;
+  }
+};
+
+template <class Shape>
+class GemmBlock {
+ public:
+  using Tile = typename Shape::Tile;
+  static constexpr int NB = Shape::NB, R = Shape::R, kChunk = Shape::kChunk;
+
+  __device__ GemmBlock(const GemmArgs& args, uint8_t* memory, uint64_t* full, uint64_t* empty)
+      : args_(args),
+        row_tiles_((args.rows + 15) / 16),
+        col_tiles_(args.cols / 64),
+        chunks_((col_tiles_ + kChunk - 1) / kChunk),
+        groups_(args.finish == Finish::swiglu ? row_tiles_ / 2 : (row_tiles_ + R - 1) / R),
+        stage_bytes_(Shape::stage_bytes(args.batch)),
+        ring_(shared_address(memory)),
+        full_(shared_address(full)),
+        empty_(shared_address(empty)),
+        fragments_(memory + args.stages * stage_bytes_),
+        reduce_(reinterpret_cast<float*>(fragments_ + Shape::staged_bytes(args.batch, args.cols))) {}
+
+  __device__ void initialise() {
+    for (int i = 0; i < args_.stages; ++i) {
+      barrier_init(full_ + 8 * i, 1);
+      barrier_init(empty_ + 8 * i, kConsumerWarps);
+    }
+    barrier_init_fence();
+  }
+
+  /// The producer warp: every chunk of every row group, in the order of consumption.
+  __device__ void produce() {
+    const int lane = threadIdx.x & 31;
+    const int mine = (groups_ - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    const int total = mine * chunks_, ahead = min(min(args_.stages, args_.window), total);
+    if constexpr (Shape::kStaged) {
+      if (lane == 0) {
+        for (int i = 0; i < total; ++i) send_weights(i, ahead);
+      }
+    } else {
+      if (lane == 0) {
+        for (int i = 0; i < ahead; ++i) send_weights(i, ahead);
+      }
+      wait_for_previous_kernel();
+      copy_engine_fence();  // what that kernel wrote, the copy engine reads
+      for (int i = 0; i < ahead; ++i) send_rows(i);
+      for (int i = ahead; i < total; ++i) {
+        if (lane == 0) send_weights(i, ahead);
+        __syncwarp();  // the barrier must expect the bytes before they are sent
+        send_rows(i);
+      }
+    }
+  }
+
+  __device__ void consume() {
+    const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+    wait_for_previous_kernel();
+    if constexpr (Shape::kStaged) stage_activations();
+    int slot = 0, turn = 0;
+    uint32_t parity = 0;
+    for (int group = blockIdx.x; group < groups_; group += gridDim.x, ++turn) {
+      float acc[R][NB][4] = {};
+      for (int chunk = 0; chunk < chunks_; ++chunk) {
+        barrier_wait(full_ + 8 * slot, parity);
+        multiply_chunk(acc, ring_ + slot * stage_bytes_, chunk, warp, lane);
+        for (int r = 0; r < R; ++r) {
+          for (int nb = 0; nb < NB; ++nb) settle(acc[r][nb]);
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the producer overwriting tiles still being read
+        if (++slot == args_.stages) {
+          slot = 0;
+          parity ^= 1;
+        }
+      }
+      finish(acc, group, turn, warp, lane);
+    }
+  }
+
+ private:
+  __device__ int row_tile(int group, int r) const {
+    return args_.finish == Finish::swiglu ? group + r * (row_tiles_ / 2) : group * R + r;
+  }
+
+  __device__ void send_weights(int i, int window) {
+    const int slot = i % args_.stages, round = i / args_.stages;
+    if (round > 0) barrier_wait(empty_ + 8 * slot, (round - 1) & 1);
+    if (i >= window) {  // bounds the bytes in flight
+      const int oldest = i - window;
+      barrier_wait(full_ + 8 * (oldest % args_.stages), (oldest / args_.stages) & 1);
+    }
+    const int group = blockIdx.x + i / chunks_ * gridDim.x, chunk = i % chunks_;
+    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
+    int real = 0;
+    for (int r = 0; r < R; ++r) real += row_tile(group, r) < row_tiles_;
+    const uint32_t bytes = tiles * Tile::kBytes, row_bytes = Shape::kStaged ? 0 : args_.batch * tiles * 128;
+    barrier_expect(full_ + 8 * slot, real * bytes + row_bytes);
+    for (int r = 0; r < real; ++r) {
+      const int64_t tile = int64_t{row_tile(group, r)} * col_tiles_ + chunk * kChunk;
+      bulk_copy(ring_ + slot * stage_bytes_ + r * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes, bytes,
+                full_ + 8 * slot);
+    }
+  }
+
+  __device__ void send_rows(int i) {
+    const int n = threadIdx.x & 31;
+    if (n >= args_.batch) return;
+    const int slot = i % args_.stages, chunk = i % chunks_;
+    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
+    bulk_copy(ring_ + slot * stage_bytes_ + Shape::kWeightBytes + n * Shape::kRowPitch,
+              static_cast<const uint16_t*>(args_.a) + int64_t{n} * args_.cols + chunk * kChunk * 64, tiles * 128,
+              full_ + 8 * slot);
+  }
+
+  /// Reads a (B, K), normalises where asked, and leaves B fragments [k-tile][half][b][t] of 16 bytes, and for INT4 the
+  /// start values -8 * 2^-24 * sum(a) of every group.
+  __device__ void stage_activations() {
+    __shared__ float partial[kConsumerWarps][8], inverse_rms[8];
+    const int tid = threadIdx.x, B = args_.batch, K = args_.cols;
+    if (args_.normalise) {
+      sum_squares(partial);
+      named_barrier(1, kConsumers);  // closes: partial read before it is whole
+      if (tid < B) {
+        float sum = 0.0f;
+        for (int w = 0; w < kConsumerWarps; ++w) sum += partial[w][tid];
+        inverse_rms[tid] = static_cast<float>(1.0 / sqrt(double{sum} / K + args_.eps));
+      }
+      named_barrier(1, kConsumers);  // closes: inverse_rms read before it is written
+    }
+    float* starts = reinterpret_cast<float*>(fragments_ + B * K * 2);
+    const int units = K / 8;  // 16-byte fragments of a row; a warp always works on whole k-tiles of one row or none
+    for (int base = tid & ~7; base < B * units; base += kConsumers) {
+      const int unit = base + (tid & 7), n = unit / units, u = unit % units;
+      const int j = u >> 3, h = u >> 2 & 1, t = u & 3, k = 64 * j + 32 * h + 2 * t;
+      uint32_t pair[4];
+      if (args_.normalise) {
+        const float* x = static_cast<const float*>(args_.a) + source_row(n) * K + k;
+        for (int i = 0; i < 4; ++i) {
+          const float2 v = *reinterpret_cast<const float2*>(x + 8 * i);
+          pair[i] = Tile::round_pair(v.x * inverse_rms[n], v.y * inverse_rms[n]);
+        }
+      } else {
+        const uint16_t* a = static_cast<const uint16_t*>(args_.a) + int64_t{n} * K + k;
+        for (int i = 0; i < 4; ++i) pair[i] = *reinterpret_cast<const uint32_t*>(a + 8 * i);
+      }
+      *reinterpret_cast<uint4*>(fragments_ + (((j * 2 + h) * B + n) * 4 + t) * 16) =
+          make_uint4(pair[0], pair[1], pair[2], pair[3]);
+      if constexpr (Tile::kGroups > 0) {
+        float sum = 0.0f;
+        for (int i = 0; i < 4; ++i) sum += half_pair_sum(pair[i]);
+        for (int step = 1; step < (Tile::kGroups == 1 ? 8 : 4); step *= 2) {
+          sum += __shfl_xor_sync(0xffu << (threadIdx.x & 24), sum, step);
+        }
+        if (t == 0) starts[(j * Tile::kGroups + (Tile::kGroups == 1 ? 0 : h)) * 8 + n] = sum * kInt4Start;
+      }
+    }
+    named_barrier(1, kConsumers);  // closes: fragments read before all are there
+  }
+
+  __device__ int64_t source_row(int n) const { return args_.row ? args_.row[n] : n; }
+
+  __device__ void sum_squares(float (*partial)[8]) const {
+    const int tid = threadIdx.x, B = args_.batch, K = args_.cols;
+    float sum[8] = {};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n >= B) break;
+      const float4* x = reinterpret_cast<const float4*>(static_cast<const float*>(args_.a) + source_row(n) * K);
+      for (int i = tid; i < K / 4; i += kConsumers) {
+        const float4 v = x[i];
+        sum[n] = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum[n]))));
+      }
+      for (int step = 16; step > 0; step /= 2) sum[n] += __shfl_xor_sync(~0u, sum[n], step);
+      if ((tid & 31) == 0) partial[tid >> 5][n] = sum[n];
+    }
+  }
+
+  __device__ void multiply_chunk(float (&acc)[R][NB][4], uint32_t stage, int chunk, int warp, int lane) {
+    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
+    constexpr int T = Shape::kTilesPerWarp;
+    if (tiles == kChunk) {
+#pragma unroll
+      for (int i = 0; i < T; ++i) multiply_tile(acc, stage, chunk, warp + i * kConsumerWarps, lane);
+    } else {
+      for (int i = warp; i < tiles; i += kConsumerWarps) multiply_tile(acc, stage, chunk, i, lane);
+    }
+  }
+
+  __device__ void multiply_tile(float (&acc)[R][NB][4], uint32_t stage, int chunk, int tile, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+    typename Tile::Words words[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) words[r] = Tile::load(stage + (r * kChunk + tile) * Tile::kBytes, lane);
+#pragma unroll
+    for (int nb = 0; nb < NB; ++nb) {
+      const int n = min(nb * 8 + g, args_.batch - 1);  // columns beyond the batch are computed and never stored
+      uint32_t b[8];
+      typename Tile::Start start;
+      if constexpr (Shape::kStaged) {
+        const int j = chunk * kChunk + tile;
+        const uint32_t at = shared_address(fragments_) + ((j * 2 * args_.batch + n) * 4 + t) * 16;
+        unpack16(b, load_shared_16(at));
+        unpack16(b + 4, load_shared_16(at + args_.batch * 64));
+        Tile::load_start(start, shared_address(fragments_) + args_.batch * args_.cols * 2 + j * Tile::kGroups * 32, t);
+      } else {
+        const uint32_t at = stage + Shape::kWeightBytes + n * Shape::kRowPitch + tile * 128 + t * 4;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) b[i] = load_shared_4(at + 16 * i);
+        Tile::make_start(start, b);
+      }
+#pragma unroll
+      for (int r = 0; r < R; ++r) Tile::multiply(acc[r][nb], words[r], b, start);
+    }
+  }
+
+  __device__ static void unpack16(uint32_t* b, uint4 v) { b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w; }
+
+  /// Adds the warps' sums in their order and applies the epilogue. Two buffers: the next group's sums may be written
+  /// while these are read; one barrier a group then suffices.
+  __device__ void finish(const float (&acc)[R][NB][4], int group, int turn, int warp, int lane) {
+    float* buffer = reduce_ + turn % Shape::kReduceBuffers * Shape::kReduceFloats;
+    if (Shape::kReduceBuffers == 1 && turn > 0) named_barrier(1, kConsumers);  // closes: sums overwritten while read
+    for (int r = 0; r < R; ++r) {
+      for (int nb = 0; nb < NB; ++nb) {
+        const float* v = acc[r][nb];
+        reinterpret_cast<float4*>(buffer)[((warp * R + r) * NB + nb) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
+      }
+    }
+    named_barrier(1, kConsumers);  // closes: sums read before all warps have written theirs
+    const int tile_rows = args_.finish == Finish::swiglu ? 16 : 16 * R;
+    for (int i = (threadIdx.x + 32 * turn) % kConsumers; i < tile_rows * args_.batch; i += kConsumers) {
+      const int n = i / tile_rows, r = i % tile_rows / 16, row_in_tile = i % 16;
+      const int row = row_tile(group, r) * 16 + row_in_tile;
+      if (row >= args_.rows) continue;
+      float y = value(buffer, r, row_in_tile, n, row);
+      if (args_.finish == Finish::plain) {
+        static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] = y;
+      } else if (args_.finish == Finish::residual) {
+        static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] += y;
+      } else if constexpr (R == 2) {
+        store_swiglu(y, value(buffer, 1, row_in_tile, n, row + args_.rows / 2), n, row);
+      }
+    }
+  }
+
+  __device__ float value(const float* buffer, int r, int row_in_tile, int n, int row) const {
+    const int lane = (row_in_tile & 7) * 4 + (n & 7) / 2, part = (row_in_tile >> 3) * 2 + (n & 1);
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kConsumerWarps; ++w) sum += buffer[((w * R + r) * NB + n / 8) * 128 + lane * 4 + part];
+    sum *= Tile::row_unit(row_in_tile) * args_.a_scale;
+    if (args_.weight_scale) sum *= args_.weight_scale[row];
+    return args_.row_factor ? sum * args_.row_factor[n] : sum;
+  }
+
+  __device__ void store_swiglu(float gate, float up, int n, int row) const {
+    const float h = gate / (1.0f + expf(-gate)) * up;
+    const int64_t at = int64_t{n} * (args_.rows / 2) + row;
+    if (args_.out_type == Dtype::bf16) {
+      static_cast<Bf16*>(args_.out)[at] = to_bf16(h);
+      return;
+    }
+    const float scaled = h / args_.out_scale;
+    static_cast<Half*>(args_.out)[at] = to_half_saturated(scaled);
+    if (args_.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args_.saturated, 1ull);
+  }
+
+  const GemmArgs& args_;
+  int row_tiles_, col_tiles_, chunks_, groups_, stage_bytes_;
+  uint32_t ring_, full_, empty_;
+  uint8_t* fragments_;
+  float* reduce_;
+};
+
+template <class Shape>
+__global__ void __launch_bounds__(kConsumers + 32, Shape::NB == 1 ? 2 : 1) gemm_decode_kernel(const __grid_constant__ GemmArgs args) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
+  GemmBlock<Shape> block(args, memory, full, empty);
+  if (threadIdx.x == 0) block.initialise();
+  __syncthreads();  // closes: barriers used before they are initialised
+  release_next_kernel();
+  if (threadIdx.x < kConsumers) {
+    block.consume();
+  } else {
+    block.produce();
+  }
+}
+
+/// Ring slots: as many as leave room for a second block (the next kernel's) on the SM, or else as many as fit at all.
+template <class Shape>
+void launch_gemm(const char* op, GemmArgs args, cudaStream_t stream) {
+  constexpr int kHalfSm = 115712 - 1024, kWholeSm = 232448 - 1024, kInFlight = 48 * 1024;
+  const int stage = Shape::stage_bytes(args.batch), fixed = Shape::fixed_bytes(args.batch, args.cols);
+  int stages = (kHalfSm - fixed) / stage;
+  if (stages < 3) stages = (kWholeSm - fixed) / stage;
+  FUT_CHECK(stages >= 2, op, ": ", args.batch, " rows of ", args.cols, " leave no room for weights in shared memory");
+  args.stages = stages < kMaxStages ? stages : kMaxStages;
+  args.window = kInFlight / stage > 2 ? kInFlight / stage : 2;
+  const int row_tiles = (args.rows + 15) / 16;
+  const int groups = args.finish == Finish::swiglu ? row_tiles / 2 : (row_tiles + Shape::R - 1) / Shape::R;
+  const int blocks = groups < multiprocessors() ? groups : multiprocessors();
+  launch(op, gemm_decode_kernel<Shape>, dim3(blocks), dim3(kConsumers + 32), fixed + args.stages * stage, stream, args);
+}
+
+/// The largest staged activations, in bytes: with them the ring still holds four chunks of weights.
+inline constexpr int kStagedBytes = 64 * 1024;
+
+template <class Tile>
+void launch_gemm_for(const char* op, const GemmArgs& args, cudaStream_t stream) {
+  const bool staged = args.batch <= 8 && args.batch * args.cols * 2 <= kStagedBytes;
+  if (staged && args.finish != Finish::swiglu) return launch_gemm<GemmShape<Tile, 1, 1, true>>(op, args, stream);
+  if (staged) return launch_gemm<GemmShape<Tile, 1, 2, true>>(op, args, stream);
+  FUT_CHECK(!args.normalise, op, ": ", args.batch, " rows of ", args.cols, " must be normalised before");
+  if (args.batch <= 8) return launch_gemm<GemmShape<Tile, 1, 2, false>>(op, args, stream);
+  if (args.batch <= 16) return launch_gemm<GemmShape<Tile, 2, 2, false>>(op, args, stream);
+  launch_gemm<GemmShape<Tile, 4, 2, false>>(op, args, stream);
+}
+
+}  // namespace fut::cuda

@@ -1,0 +1,47 @@
+// y = a W^T for a decode step's 1 to 32 rows, launched with what follows it. Kernel and schedule: gemm_decode.cuh.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ops/ops.h"
+
+namespace fut::cuda {
+
+inline constexpr int kGemmMaxRows = 32;  ///< rows of one launch; larger batches are cut
+
+/// What becomes of y (B, N).
+enum class Finish {
+  plain,     ///< out (B, N) f32 = y
+  residual,  ///< out (B, N) f32 += y
+  swiglu,    ///< out (B, N / 2) f16 | bf16 = silu(y[:, :N / 2]) * y[:, N / 2:]; N / 2 a multiple of 16
+};
+
+struct GemmArgs {
+  const uint8_t* weight = nullptr;    // tiles [ceil(N / 16)][K / 64]
+  const float* weight_scale = nullptr;  // (N), e4m3
+  int rows = 0, cols = 0;             ///< N, K
+  const void* a = nullptr;            // (B, K) row-major: f32 to be normalised, else f16 or bf16
+  bool normalise = false;             ///< a[b] / rms(a[b]), rounded to the operand's type
+  float eps = 0.0f;
+  const int64_t* row = nullptr;       // (B) or null: which rows of a; only with normalise
+  float a_scale = 1.0f;               ///< y *= a_scale
+  const float* row_factor = nullptr;  // (B) or null: y[b] *= row_factor[b]
+  int batch = 0;                      ///< B
+  Finish finish = Finish::plain;
+  void* out = nullptr;
+  Dtype out_type = Dtype::f32;
+  float out_scale = 1.0f;                    ///< f16: out = value / out_scale, saturated
+  unsigned long long* saturated = nullptr;   // (1) or null: raised by the number of clamped values
+  int stages = 0, window = 0;                // the launcher's: ring slots, and slots that may be in flight
+};
+
+/// True if a launch normalises f32 rows by itself; otherwise normalise_rows() must make f16 or bf16 rows first.
+bool gemm_normalises(const Weight& weight, int batch);
+
+/// Fills in the weight's part of `args` and launches. B <= kGemmMaxRows.
+void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream_t stream);
+
+/// Bytes of a tile of 16 x 64 weights.
+int weight_tile_bytes(Dtype dtype, int group);
+
+}  // namespace fut::cuda

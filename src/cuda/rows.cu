@@ -1,0 +1,177 @@
+// MATH       rows.h; the arithmetic of cpu/operand.cpp, element by element.
+// SHAPES     any number of rows, any width.
+// SCHEDULE   one block of 256 threads a row, two or three passes over it.
+// NUMERICS   sums of squares FP32 in a fixed order; 1 / rms in double, rounded to FP32.
+// ROOFLINE   bytes; not optimised.
+#include "cuda/rows.h"
+
+#include "cuda/block.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/ptx.cuh"
+#include "cuda/weight_tile.cuh"
+
+namespace fut::cuda {
+namespace {
+
+__device__ float load(const void* data, Dtype type, int64_t i) {
+  return type == Dtype::f32 ? static_cast<const float*>(data)[i] : to_f32(static_cast<const Bf16*>(data)[i]);
+}
+
+/// Stores a residual element and returns it as stored.
+__device__ float store(void* data, Dtype type, int64_t i, float value) {
+  if (type == Dtype::f32) return static_cast<float*>(data)[i] = value;
+  const Bf16 rounded = to_bf16(value);
+  static_cast<Bf16*>(data)[i] = rounded;
+  return to_f32(rounded);
+}
+
+__device__ float inverse_rms(const Residual& r, int64_t t, int width) {
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    const float x = load(r.x, r.dtype, t * width + i);
+    sum = fmaf(x, x, sum);
+  }
+  return static_cast<float>(1.0 / sqrt(double{sum_block(sum)} / width + r.eps));
+}
+
+/// The e4m3 copy of a row as it now is. `before` is 1 / rms from before; 0: none, scale exactly.
+__device__ void copy_to_e4m3(const Residual& r, int64_t t, int width, float before) {
+  if (!r.x8) return;
+  float largest = 0.0f;
+  for (int i = threadIdx.x; i < width; i += blockDim.x) largest = fmaxf(largest, fabsf(load(r.x, r.dtype, t * width + i)));
+  largest = max_block(largest);
+  float scale = e4m3_scale(largest);
+  if (before > 0.0f && r.x8_scaling != Fp8Scaling::exact) {
+    const float from_norm = 1.0f / (before * kResidualHeadroom);
+    if (largest <= from_norm * kE4m3Max) {
+      scale = from_norm;
+    } else if (threadIdx.x == 0 && r.requantised) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(r.requantised), 1ull);
+    }
+  }
+  if (threadIdx.x == 0) r.x8_scale[t] = scale;
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    r.x8[t * width + i] = to_e4m3(load(r.x, r.dtype, t * width + i) / scale);
+  }
+}
+
+/// Element (n, k) of a BF16 weight in tiles.
+__device__ Bf16 tile_element(const Weight& w, int64_t n, int64_t k) {
+  const Int4Place place = int4_place(static_cast<int>(n % 16), static_cast<int>(k % 64));
+  const int64_t tile = n / 16 * (w.cols / 64) + k / 64;
+  const int part = (place.nibble & 3) * 2 + (place.nibble >> 2);  // register a0 .. a3, then its half
+  return static_cast<const Bf16*>(w.data)[tile * 1024 + place.word * 256 + place.lane * 8 + part];
+}
+
+__global__ void embed_kernel(const __grid_constant__ Residual r, const __grid_constant__ Weight w, const int32_t* tokens) {
+  wait_for_previous_kernel();
+  const int64_t t = blockIdx.x, token = tokens[t];
+  const int width = static_cast<int>(w.cols);
+  for (int i = threadIdx.x; i < width; i += blockDim.x) store(r.x, r.dtype, t * width + i, to_f32(tile_element(w, token, i)));
+  __syncthreads();  // closes: the row read by other threads before it is written
+  copy_to_e4m3(r, t, width, 0.0f);
+}
+
+__global__ void residual_operand_kernel(const __grid_constant__ Residual r, Dtype weight, const int64_t* row, int width,
+                                        void* out, float* row_factor) {
+  wait_for_previous_kernel();
+  const int64_t i = blockIdx.x, t = row ? row[i] : i;
+  const float rstd = inverse_rms(r, t, width);
+  const bool codes = weight == Dtype::e4m3 && r.x8, as_stored = weight == Dtype::bf16 && r.dtype == Dtype::bf16;
+  if (threadIdx.x == 0) row_factor[i] = codes ? r.x8_scale[t] * rstd : as_stored ? rstd : 1.0f;
+  for (int k = threadIdx.x; k < width; k += blockDim.x) {
+    const int64_t to = i * width + k, from = t * width + k;
+    const float x = codes ? to_f32(r.x8[from]) : load(r.x, r.dtype, from);
+    if (weight == Dtype::bf16) {
+      static_cast<Bf16*>(out)[to] = to_bf16(as_stored ? x : x * rstd);
+    } else {
+      static_cast<Half*>(out)[to] = to_half_saturated(codes ? x : x * rstd);
+    }
+  }
+}
+
+__global__ void widen_operand_kernel(const __grid_constant__ Operand a, int cols, Half* out, float* row_factor) {
+  wait_for_previous_kernel();
+  const int64_t t = blockIdx.x;
+  if (threadIdx.x == 0) row_factor[t] = a.scale * (a.row_scale ? a.row_scale[t] : 1.0f);
+  for (int k = threadIdx.x; k < cols; k += blockDim.x) {
+    out[t * cols + k] = to_half(to_f32(static_cast<const E4m3*>(a.data)[t * cols + k]));
+  }
+}
+
+__device__ float operand_value(const float* y, bool swiglu, int64_t t, int cols, int i) {
+  if (!swiglu) return y[t * cols + i];
+  const float g = y[t * 2 * cols + i], u = y[t * 2 * cols + cols + i];
+  return g / (1.0f + expf(-g)) * u;
+}
+
+__global__ void store_operand_kernel(const __grid_constant__ Operand a, const float* y, bool swiglu, int cols) {
+  wait_for_previous_kernel();
+  const int64_t t = blockIdx.x;
+  float scale = a.scale;
+  if (a.amax || a.row_scale) {
+    float largest = 0.0f;
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) largest = fmaxf(largest, fabsf(operand_value(y, swiglu, t, cols, i)));
+    largest = max_block(largest);
+    // Magnitudes are not negative: as integers they are ordered as they are as floats.
+    if (a.amax && threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned*>(a.amax), bits_of(largest));
+    if (a.row_scale) {
+      if (threadIdx.x == 0) a.row_scale[t] = e4m3_scale(largest);
+      scale *= e4m3_scale(largest);
+    }
+  }
+  unsigned clamped = 0;
+  for (int i = threadIdx.x; i < cols; i += blockDim.x) {
+    const float value = operand_value(y, swiglu, t, cols, i);
+    const int64_t at = t * cols + i;
+    if (a.dtype == Dtype::bf16) {
+      static_cast<Bf16*>(a.data)[at] = to_bf16(value);
+    } else if (a.dtype == Dtype::f16) {
+      static_cast<Half*>(a.data)[at] = to_half_saturated(value / scale);
+      clamped += fabsf(value / scale) > kHalfMax;
+    } else {
+      static_cast<E4m3*>(a.data)[at] = to_e4m3(value / scale);
+      clamped += fabsf(value / scale) > kE4m3Max;
+    }
+  }
+  if (clamped && a.saturated) atomicAdd(reinterpret_cast<unsigned long long*>(a.saturated), clamped);
+}
+
+__global__ void add_to_residual_kernel(const __grid_constant__ Residual r, const float* y, int width) {
+  wait_for_previous_kernel();
+  const int64_t t = blockIdx.x;
+  const float before = r.x8 && r.x8_scaling != Fp8Scaling::exact ? inverse_rms(r, t, width) : 0.0f;
+  __syncthreads();  // closes: the row changed while others still sum its squares
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    const int64_t at = t * width + i;
+    store(r.x, r.dtype, at, load(r.x, r.dtype, at) + y[at]);
+  }
+  __syncthreads();  // closes: the row read by other threads before it is written
+  copy_to_e4m3(r, t, width, before);
+}
+
+}  // namespace
+
+void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows, cudaStream_t stream) {
+  launch("embed", embed_kernel, rows, kRowThreads, 0, stream, residual, embedding, tokens);
+}
+
+void residual_operand(const Residual& residual, Dtype weight, const int64_t* row, int rows, int width, void* out,
+                      float* row_factor, cudaStream_t stream) {
+  launch("residual_operand", residual_operand_kernel, rows, kRowThreads, 0, stream, residual, weight, row, width, out,
+         row_factor);
+}
+
+void widen_operand(const Operand& operand, int rows, int cols, Half* out, float* row_factor, cudaStream_t stream) {
+  launch("widen_operand", widen_operand_kernel, rows, kRowThreads, 0, stream, operand, cols, out, row_factor);
+}
+
+void store_operand(const Operand& operand, const float* y, bool swiglu, int rows, int cols, cudaStream_t stream) {
+  launch("store_operand", store_operand_kernel, rows, kRowThreads, 0, stream, operand, y, swiglu, cols);
+}
+
+void add_to_residual(const Residual& residual, const float* y, int rows, int width, cudaStream_t stream) {
+  launch("add_to_residual", add_to_residual_kernel, rows, kRowThreads, 0, stream, residual, y, width);
+}
+
+}  // namespace fut::cuda

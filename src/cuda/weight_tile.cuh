@@ -1,0 +1,158 @@
+// How a warp reads a tile of 16 x 64 weights out of shared memory and multiplies it: one struct a weight format.
+//
+//   INT4   int4_fragment.h. Masks leave q * 2^-24 (rows 0-7) and q * 2^-20 (rows 8-15) as FP16 subnormals, exact in the
+//          product; row_unit() takes the powers of two out at the end, and -8 sum(a) is the accumulator's start value.
+//   E4M3   [k-step pair][lane] of 16 bytes: the fragments a0 a1 a2 a3 of two k-steps, two codes each. 1024 bytes.
+//   BF16   [k-step][lane] of 16 bytes: a0 a1 a2 a3. 2048 bytes.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "base/dtype.h"
+#include "cuda/ptx.cuh"
+#include "layout/int4_fragment.h"
+
+namespace fut::cuda {
+
+inline constexpr float kInt4Start = -8.0f / 16777216.0f;  ///< -8 * 2^-24
+
+__device__ inline float half_pair_sum(uint32_t pair) {
+  const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  return v.x + v.y;
+}
+
+/// Two floats as FP16, saturated, the first in the low half.
+__device__ inline uint32_t half_pair(float x, float y) {
+  const __half2 pair = __floats2half2_rn(fminf(fmaxf(x, -kHalfMax), kHalfMax), fminf(fmaxf(y, -kHalfMax), kHalfMax));
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ inline uint32_t bf16_pair(float x, float y) { return to_bf16(x).bits | uint32_t{to_bf16(y).bits} << 16; }
+
+/// Two codes a mask, as FP16 subnormals: registers a0 .. a3 of the word's k-step.
+__device__ inline void unpack_int4(uint32_t (&a)[4], uint32_t word) {
+  const uint32_t upper = word >> 8;
+  a[0] = word & 0x000f000fu;
+  a[1] = word & 0x00f000f0u;
+  a[2] = upper & 0x000f000fu;
+  a[3] = upper & 0x00f000f0u;
+}
+
+template <int kGroups_>
+struct Int4Tile {
+  using Operand = HalfOperand;
+  static constexpr int kGroups = kGroups_;  ///< groups of a tile: 2 where G = 32
+  static constexpr int kBytes = kInt4TileCodeBytes + 32 * kGroups;
+  static constexpr int kTilesPerWarp = 4;  ///< of a chunk: 17 KB
+  struct Words {
+    uint32_t code[4], scale[kGroups];
+  };
+  struct Start {
+    float2 sum[kGroups];  // -8 * 2^-24 * sum(a) of columns 2t and 2t + 1
+  };
+
+  __device__ static uint32_t round_pair(float x, float y) { return half_pair(x, y); }
+  __device__ static float row_unit(int row) { return row < 8 ? 16777216.0f : 1048576.0f; }
+
+  __device__ static Words load(uint32_t tile, int lane) {
+    Words w;
+    const uint4 v = load_shared_16(tile + lane * 16);
+    w.code[0] = v.x, w.code[1] = v.y, w.code[2] = v.z, w.code[3] = v.w;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) w.scale[i] = load_shared_4(tile + kInt4TileCodeBytes + i * 32 + (lane >> 2) * 4);
+    return w;
+  }
+
+  __device__ static void load_start(Start& start, uint32_t sums, int t) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) start.sum[i] = load_shared_f2(sums + i * 32 + t * 8);
+  }
+
+  __device__ static void make_start(Start& start, const uint32_t (&b)[8]) {
+    const uint32_t minus_eight[4] = {0x80088008u, 0x80088008u, 0x80088008u, 0x80088008u};
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      float d[4] = {};
+#pragma unroll
+      for (int s = i * 4 / kGroups; s < (i + 1) * 4 / kGroups; ++s) mma(Operand{}, d, minus_eight, b[2 * s], b[2 * s + 1]);
+      start.sum[i] = make_float2(d[0], d[1]);
+    }
+  }
+
+  __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start& start) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const float2 s = start.sum[i];
+      float d[4] = {s.x, s.y, 16.0f * s.x, 16.0f * s.y};
+#pragma unroll
+      for (int step = i * 4 / kGroups; step < (i + 1) * 4 / kGroups; ++step) {
+        uint32_t a[4];
+        unpack_int4(a, w.code[step]);
+        mma(Operand{}, d, a, b[2 * step], b[2 * step + 1]);
+      }
+      const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&w.scale[i]));
+      acc[0] = fmaf(scale.x, d[0], acc[0]);
+      acc[1] = fmaf(scale.x, d[1], acc[1]);
+      acc[2] = fmaf(scale.y, d[2], acc[2]);
+      acc[3] = fmaf(scale.y, d[3], acc[3]);
+    }
+  }
+};
+
+struct E4m3Tile {
+  using Operand = HalfOperand;
+  static constexpr int kGroups = 0, kBytes = 1024, kTilesPerWarp = 2;
+  struct Words {
+    uint4 pair[2];
+  };
+  struct Start {};
+
+  __device__ static uint32_t round_pair(float x, float y) { return half_pair(x, y); }
+  __device__ static float row_unit(int) { return 1.0f; }
+  __device__ static Words load(uint32_t tile, int lane) {
+    return {{load_shared_16(tile + lane * 16), load_shared_16(tile + 512 + lane * 16)}};
+  }
+  __device__ static void load_start(Start&, uint32_t, int) {}
+  __device__ static void make_start(Start&, const uint32_t (&)[8]) {}
+
+  __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start&) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint4 pair = w.pair[step / 2];
+      const uint32_t low = step & 1 ? pair.z : pair.x, high = step & 1 ? pair.w : pair.y;
+      const uint32_t a[4] = {e4m3x2_to_half2(low), e4m3x2_to_half2(low >> 16), e4m3x2_to_half2(high),
+                             e4m3x2_to_half2(high >> 16)};
+      mma(Operand{}, acc, a, b[2 * step], b[2 * step + 1]);
+    }
+  }
+};
+
+struct Bf16Tile {
+  using Operand = Bf16Operand;
+  static constexpr int kGroups = 0, kBytes = 2048, kTilesPerWarp = 1;
+  struct Words {
+    uint4 step[4];
+  };
+  struct Start {};
+
+  __device__ static uint32_t round_pair(float x, float y) { return bf16_pair(x, y); }
+  __device__ static float row_unit(int) { return 1.0f; }
+  __device__ static Words load(uint32_t tile, int lane) {
+    Words w;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) w.step[s] = load_shared_16(tile + s * 512 + lane * 16);
+    return w;
+  }
+  __device__ static void load_start(Start&, uint32_t, int) {}
+  __device__ static void make_start(Start&, const uint32_t (&)[8]) {}
+
+  __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start&) {
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const uint32_t a[4] = {w.step[s].x, w.step[s].y, w.step[s].z, w.step[s].w};
+      mma(Operand{}, acc, a, b[2 * s], b[2 * s + 1]);
+    }
+  }
+};
+
+}  // namespace fut::cuda
