@@ -10,9 +10,8 @@ declare -A allowed=(
   [base]="" [layout]="base" [io]="layout base" [ops]="layout base" [quant]="layout base"
   [cpu]="ops layout base" [cuda]="ops layout base"
   [model]="ops io layout base" [engine]="model ops io layout base futransformer"
-  # The commands drive the engine through its public header; inspect also shows what model/ and layout/ know (shapes,
-  # bytes of a format) without loading any weights. They never reach a backend or an operation.
-  [apps]="futransformer engine model quant io layout base"
+  # The commands reach the model and its formats only through the engine.
+  [apps]="futransformer engine quant io base"
   [python]="futransformer engine quant io base"
   [include]="futransformer"
 )

@@ -1,8 +1,9 @@
 // fut quantize: a model in both precisions, as a folder that runs by itself.
+#include "engine/quantize.h"
+
 #include <filesystem>
 
 #include "common.h"
-#include "engine/quantize.h"
 #include "io/json.h"
 #include "quant/quantisers.h"
 
@@ -62,9 +63,15 @@ int run_quantize(int argc, const char* const* argv) {
   bar.clear();
   const int64_t decode = folder_bytes(out + "/decode"), prefill = folder_bytes(out + "/prefill");
   if (as_json) {
-    put(nlohmann::json{{"out", out}, {"method", method}, {"group_size", options.group}, {"rotate", options.rotate_residual},
-                       {"calibrated", !calibration.empty()}, {"decode_bytes", decode}, {"prefill_bytes", prefill}}
-            .dump() + "\n");
+    put(nlohmann::json{{"out", out},
+                       {"method", method},
+                       {"group_size", options.group},
+                       {"rotate", options.rotate_residual},
+                       {"calibrated", !calibration.empty()},
+                       {"decode_bytes", decode},
+                       {"prefill_bytes", prefill}}
+            .dump() +
+        "\n");
   } else {
     note(out + ": decode/ " + mib(decode) + ", prefill/ " + mib(prefill));
   }

@@ -12,18 +12,18 @@ namespace fut {
 
 /// How a model is run. Defaults are the two-precision path: FP8 prefill, INT4 weights and INT4 KV cache in decode.
 struct EngineOptions {
-  std::string prefill = "fp8";        ///< fp8 | bf16 | f32: weights of whole-prompt passes
-  std::string decode = "int4";        ///< int4 | fp8 | bf16 | f32: weights of one-token steps
-  std::string kv = "int4";            ///< int4 | fp8 | bf16 | f32: the KV cache
-  std::string backend = "auto";       ///< auto | cpu | cuda
-  std::string prefill_scaling = "auto";  ///< auto | exact | frozen | delayed: FP8 activation scales. auto: frozen if the
-                                         ///< checkpoint brings calibrated scales, otherwise exact
-  int threads = 0;                    ///< CPU threads; 0: one a core
-  int group_size = 64;                ///< of INT4 weights quantised at load
-  int64_t max_context = 0;            ///< tokens a sequence may reach; 0: the model's own limit
-  int64_t kv_tokens = 0;              ///< tokens the cache pool holds over all sequences; 0: chosen from free memory
-  int max_batch = 16;                 ///< sequences that decode together
-  int64_t prefill_chunk = 512;        ///< rows of one prefill pass; never changes a result
+  std::string prefill = "fp8";           ///< fp8 | bf16 | f32: weights of whole-prompt passes
+  std::string decode = "int4";           ///< int4 | fp8 | bf16 | f32: weights of one-token steps
+  std::string kv = "int4";               ///< int4 | fp8 | bf16 | f32: the KV cache
+  std::string backend = "auto";          ///< auto | cpu | cuda
+  std::string prefill_scaling = "auto";  ///< auto | exact | frozen | delayed: FP8 activation scales. auto: frozen if
+                                         ///< the checkpoint brings calibrated scales, otherwise exact
+  int threads = 0;              ///< CPU threads; 0: one a core
+  int group_size = 64;          ///< of INT4 weights quantised at load
+  int64_t max_context = 0;      ///< tokens a sequence may reach; 0: the model's own limit
+  int64_t kv_tokens = 0;        ///< tokens the cache pool holds over all sequences; 0: chosen from free memory
+  int max_batch = 16;           ///< sequences that decode together
+  int64_t prefill_chunk = 512;  ///< rows of one prefill pass; never changes a result
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_load;  ///< progress, may be empty
 };
 
@@ -38,20 +38,20 @@ struct Sampling {
 
 struct Request {
   std::string prompt;
-  std::vector<int32_t> ids;        ///< used as given, instead of `prompt`, if not empty
-  int64_t max_tokens = 128;        ///< -1: up to the context limit
+  std::vector<int32_t> ids;  ///< used as given, instead of `prompt`, if not empty
+  int64_t max_tokens = 128;  ///< -1: up to the context limit
   Sampling sampling;
-  std::vector<std::string> stop;   ///< the text ends before the first of these
+  std::vector<std::string> stop;      ///< the text ends before the first of these
   bool parse_control_tokens = false;  ///< <|eot_id|> and the like in `prompt` become control tokens
   bool ignore_end_tokens = false;     ///< go on after an end token: for benchmarks
 };
 
 struct Completion {
-  std::string text;                ///< valid UTF-8
-  std::vector<int32_t> ids;        ///< generated tokens, without the end token
+  std::string text;          ///< valid UTF-8
+  std::vector<int32_t> ids;  ///< generated tokens, without the end token
   int64_t prompt_tokens = 0;
-  std::string finish_reason;       ///< "stop" (end token or stop string), "length", "cancelled" or "error"
-  std::string error;               ///< why, if finish_reason is "error"
+  std::string finish_reason;  ///< "stop" (end token or stop string), "length", "cancelled" or "error"
+  std::string error;          ///< why, if finish_reason is "error"
 };
 
 /// Times of one generate() or score() call.
@@ -63,19 +63,20 @@ struct Timing {
 /// Sizes that a user asks about first.
 struct ModelInfo {
   std::string architecture, backend, prefill, decode, kv, prefill_scaling;
-  int64_t parameters = 0, layers = 0, width = 0, feed_forward = 0, heads = 0, kv_heads = 0, head_dim = 0, vocabulary = 0;
-  int64_t context = 0;               ///< limit in force
+  int64_t parameters = 0, layers = 0, width = 0, feed_forward = 0, heads = 0, kv_heads = 0, head_dim = 0,
+          vocabulary = 0;
+  int64_t context = 0;  ///< limit in force
   int64_t prefill_weight_bytes = 0, decode_weight_bytes = 0, embedding_bytes = 0, head_bytes = 0;
-  int64_t kv_bytes_per_token = 0;    ///< over all layers
+  int64_t kv_bytes_per_token = 0;  ///< over all layers
   int64_t kv_pool_tokens = 0;
 };
 
 /// How a text is scored: every token once, windows of `context` tokens.
 struct ScoreOptions {
   int64_t context = 512;
-  int64_t stride = 0;                ///< new tokens a window scores; 0: as many as fit
-  bool decode = false;               ///< through decode steps, one token each, instead of prefill
-  bool add_bos = true;               ///< if the tokenizer does: at the start of every window, never scored
+  int64_t stride = 0;   ///< new tokens a window scores; 0: as many as fit
+  bool decode = false;  ///< through decode steps, one token each, instead of prefill
+  bool add_bos = true;  ///< if the tokenizer does: at the start of every window, never scored
 };
 
 /// Called with every new piece of a request's text; `index` is its place in the list. An empty piece only asks whether
@@ -87,10 +88,10 @@ using TextCallback = std::function<bool(size_t index, std::string_view piece)>;
 using ScoreCallback = std::function<void(int64_t index, double nll, const float* logits)>;
 
 struct Score {
-  double nll = 0;                    ///< sum over the scored tokens
-  int64_t tokens = 0;                ///< how many were scored
+  double nll = 0;      ///< sum over the scored tokens
+  int64_t tokens = 0;  ///< how many were scored
   int64_t windows = 0;
-  bool bos = false;                  ///< whether windows began with a beginning-of-sequence token
+  bool bos = false;  ///< whether windows began with a beginning-of-sequence token
 };
 
 /// A loaded model. One call at a time; throws fut::Error (derived from std::runtime_error) on bad input.

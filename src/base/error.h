@@ -29,7 +29,8 @@ template <class... Parts>
 }  // namespace fut
 
 /// Always on, in release builds too: FUT_CHECK(rows > 0, "tensor ", name, ": no rows").
-#define FUT_CHECK(condition, ...)                        \
-  do {                                                   \
-    if (!(condition)) [[unlikely]] ::fut::fail(__VA_ARGS__); \
+#define FUT_CHECK(condition, ...)  \
+  do {                             \
+    if (!(condition)) [[unlikely]] \
+      ::fut::fail(__VA_ARGS__);    \
   } while (0)

@@ -15,7 +15,8 @@ namespace {
 
 int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
-/// BF16 rows that a sequence keeps beside its INT4 pages: `which` 0 keys, 1 values; (64, E) of a tail, (16, E) of a sink.
+/// BF16 rows that a sequence keeps beside its INT4 pages: `which` 0 keys, 1 values; (64, E) of a tail, (16, E) of a
+/// sink.
 Bf16* tail_rows(const KvCache& c, int64_t b, int8_t tail, int head, int which) {
   const int64_t page_elements = int64_t{kKvPageTokens} * c.layout.head_dim;
   return c.tails + (((c.slot[b] * 2 + tail) * c.kv_heads + head) * 2 + which) * page_elements;
@@ -331,7 +332,9 @@ void write_int4(const KvCache& c, const Batch& batch, int64_t b, int head, const
   const auto new_row = [&](const Bf16* from, int64_t p) {
     return from + ((batch.start[b] + p - past) * c.kv_heads + head) * E;
   };
-  const auto put = [&](Bf16* rows, int64_t token, const Bf16* from) { memcpy(rows + token * E, from, E * sizeof(Bf16)); };
+  const auto put = [&](Bf16* rows, int64_t token, const Bf16* from) {
+    memcpy(rows + token * E, from, E * sizeof(Bf16));
+  };
   for (int which = 0; which < 2; ++which) {
     const Bf16* from = which ? v : k;
     for (int64_t p = past; p < std::min<int64_t>(end, kKvSinkTokens); ++p) {
@@ -347,7 +350,8 @@ void write_int4(const KvCache& c, const Batch& batch, int64_t b, int head, const
   }
   std::vector<Bf16> keys(kKvPageTokens * E), values(kKvPageTokens * E);
   for (int64_t page = first_page; page < end / kKvPageTokens; ++page) {
-    const Bf16 *page_keys = tail_rows(c, b, c.tail_in[b], head, 0), *page_values = tail_rows(c, b, c.tail_in[b], head, 1);
+    const Bf16 *page_keys = tail_rows(c, b, c.tail_in[b], head, 0),
+               *page_values = tail_rows(c, b, c.tail_in[b], head, 1);
     if (page > first_page) {
       for (int64_t token = 0; token < kKvPageTokens; ++token) {
         put(keys.data(), token, new_row(k, page * kKvPageTokens + token));

@@ -71,8 +71,7 @@ void qkv(const QkvArgs& args, bool decode) {
   validate_qkv(args, decode);
   const Batch& batch = args.batch;
   if (batch.rows == 0) return;
-  std::vector<float> y =
-      multiply(gemm_input(args.residual, args.qkv.dtype, nullptr, batch.rows, args.width), args.qkv);
+  std::vector<float> y = multiply(gemm_input(args.residual, args.qkv.dtype, nullptr, batch.rows, args.width), args.qkv);
   std::vector<int64_t> position(batch.rows);
   for (int64_t b = 0; b < batch.sequences; ++b) {
     for (int64_t t = batch.start[b]; t < batch.start[b + 1]; ++t) position[t] = batch.past[b] + t - batch.start[b];
@@ -151,8 +150,8 @@ class CpuBackend final : public Backend {
       std::vector<float> x(args.width);
       for (int64_t t = begin; t < end; ++t) {
         const int64_t token = args.tokens[t];
-        FUT_CHECK(token >= 0 && token < args.embedding.rows, "token id ", token, " is outside the model's vocabulary of ",
-                  args.embedding.rows);
+        FUT_CHECK(token >= 0 && token < args.embedding.rows, "token id ", token,
+                  " is outside the model's vocabulary of ", args.embedding.rows);
         for (int64_t i = 0; i < args.width; ++i) {
           x[i] = load_element(args.embedding.data, args.embedding.dtype, token * args.width + i);
         }
@@ -179,8 +178,8 @@ class CpuBackend final : public Backend {
   void gate_up_swiglu(const GateUpArgs& args) override {
     validate(args);
     const int64_t F = args.gate_up.rows / 2;
-    const std::vector<float> y = multiply(
-        gemm_input(args.residual, args.gate_up.dtype, nullptr, args.rows, args.gate_up.cols), args.gate_up);
+    const std::vector<float> y =
+        multiply(gemm_input(args.residual, args.gate_up.dtype, nullptr, args.rows, args.gate_up.cols), args.gate_up);
     parallel_for(args.rows, 4, [&](int64_t begin, int64_t end) {
       std::vector<float> h(F);
       for (int64_t t = begin; t < end; ++t) {
@@ -194,8 +193,8 @@ class CpuBackend final : public Backend {
   void lm_head(const LmHeadArgs& args) override {
     validate(args);
     if (args.rows == 0) return;
-    const std::vector<float> y = multiply(
-        gemm_input(args.residual, args.head.dtype, args.row, args.rows, args.head.cols), args.head);
+    const std::vector<float> y =
+        multiply(gemm_input(args.residual, args.head.dtype, args.row, args.rows, args.head.cols), args.head);
     std::copy(y.begin(), y.end(), args.logits);
   }
 };

@@ -11,7 +11,8 @@
 namespace fut::cpu {
 namespace {
 
-constexpr int64_t kBlockRows = kInt4TileRows;  // weight rows decoded at a time: an INT4 tile's, and they fit the L2 cache
+constexpr int64_t kBlockRows =
+    kInt4TileRows;  // weight rows decoded at a time: an INT4 tile's, and they fit the L2 cache
 
 int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 

@@ -75,7 +75,8 @@ void dot(const float* w, int64_t w_stride, int64_t w_rows, const float* a, int64
   for (; c + 3 <= a_rows; c += 3) {
     dot_rows<3>(w, w_stride, w_rows, a + c * a_stride, a_stride, length, y + c * y_stride, y_stride);
   }
-  for (; c < a_rows; ++c) dot_rows<1>(w, w_stride, w_rows, a + c * a_stride, a_stride, length, y + c * y_stride, y_stride);
+  for (; c < a_rows; ++c)
+    dot_rows<1>(w, w_stride, w_rows, a + c * a_stride, a_stride, length, y + c * y_stride, y_stride);
 }
 
 void bf16_to_f32(const uint16_t* from, float* to, int64_t count) {
@@ -102,8 +103,8 @@ HWY_INLINE hn::Vec<F> e4m3_vector(hn::Vec<hn::RebindToUnsigned<F>> code) {
   const auto shifted = hn::ShiftLeft<20>(magnitude);
   const auto normal = hn::BitCast(d, hn::Add(shifted, hn::Set(du, 0x3c000000u)));
   const auto subnormal = hn::Sub(hn::BitCast(d, hn::Add(shifted, hn::Set(du, 0x3c800000u))), hn::Set(d, 0.015625f));
-  const auto is_subnormal = hn::RebindMask(d, hn::Lt(hn::BitCast(hn::RebindToSigned<F>(), magnitude),
-                                                     hn::Set(hn::RebindToSigned<F>(), 8)));
+  const auto is_subnormal =
+      hn::RebindMask(d, hn::Lt(hn::BitCast(hn::RebindToSigned<F>(), magnitude), hn::Set(hn::RebindToSigned<F>(), 8)));
   return hn::Or(hn::IfThenElse(is_subnormal, subnormal, normal), hn::BitCast(d, sign));
 }
 
@@ -137,7 +138,8 @@ void int4_tile(const uint8_t* codes, float zero, const float (*scale)[2], float*
     // Four lanes of 16 bytes, four words each: transpose, so that vector s holds word s of the lanes t = 0..3.
     const uint8_t* lane = codes + g * 64;
     const auto l0 = hn::BitCast(words, hn::LoadU(bytes, lane)), l1 = hn::BitCast(words, hn::LoadU(bytes, lane + 16));
-    const auto l2 = hn::BitCast(words, hn::LoadU(bytes, lane + 32)), l3 = hn::BitCast(words, hn::LoadU(bytes, lane + 48));
+    const auto l2 = hn::BitCast(words, hn::LoadU(bytes, lane + 32)),
+               l3 = hn::BitCast(words, hn::LoadU(bytes, lane + 48));
     const auto a = hn::BitCast(pairs, hn::InterleaveLower(words, l0, l1));
     const auto b = hn::BitCast(pairs, hn::InterleaveLower(words, l2, l3));
     const auto c = hn::BitCast(pairs, hn::InterleaveUpper(words, l0, l1));

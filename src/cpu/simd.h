@@ -1,8 +1,8 @@
 // The few loops in which a CPU user waits, compiled for several instruction sets and chosen at run time.
 //
-// All sets give the same sums bit for bit where they have fused multiply-add (AVX2, AVX-512): a dot product runs over 16
-// partial sums, element i going to sum i % 16, in any vector width; the 16 are then added in one fixed tree. The x86-64-v2
-// set has no fused multiply-add and differs in the last bits.
+// All sets give the same sums bit for bit where they have fused multiply-add (AVX2, AVX-512): a dot product runs over
+// 16 partial sums, element i going to sum i % 16, in any vector width; the 16 are then added in one fixed tree. The
+// x86-64-v2 set has no fused multiply-add and differs in the last bits.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,8 @@ class KeyMeans {
       for (int64_t at = 0; at < tokens; at += kKvPageTokens) {
         for (int64_t j = 0; j < J; ++j) {
           const int64_t id = cache.page_table[at / kKvPageTokens];
-          backend.download(page.data(), cache.pages + l * pass.cache.pages_stride + (id * J + j) * page_bytes, page_bytes);
+          backend.download(page.data(), cache.pages + l * pass.cache.pages_stride + (id * J + j) * page_bytes,
+                           page_bytes);
           for (int64_t t = at; t < std::min(tokens, at + kKvPageTokens); ++t) {
             kv_load_token(page.data(), cache.layout, static_cast<int>(t - at), key.data(), value.data());
             for (int64_t i = 0; i < E; ++i) sum_[l][j * E + i] += key[i];
@@ -82,7 +83,8 @@ Calibration calibrate(const ModelSource& source, const CalibrateOptions& options
   KeyMeans keys(c);
   const std::vector<std::vector<int32_t>> pieces = cut_pieces(tokens, options.samples, length);
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (options.on_progress) options.on_progress("calibration", static_cast<int64_t>(i), static_cast<int64_t>(pieces.size()));
+    if (options.on_progress)
+      options.on_progress("calibration", static_cast<int64_t>(i), static_cast<int64_t>(pieces.size()));
     CachedSequence sequence;
     const auto rows = static_cast<int64_t>(pieces[i].size());
     FUT_CHECK(pool.admit(sequence, rows), "the calibration's KV cache is full");

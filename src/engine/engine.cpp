@@ -48,8 +48,8 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
 
   const ModelSource source = ModelSource::open(path);
   const LlamaConfig& c = source.config;
-  FUT_CHECK(options.max_context <= c.positions, "max context ", options.max_context, " is beyond the model's own limit of ",
-            c.positions);
+  FUT_CHECK(options.max_context <= c.positions, "max context ", options.max_context,
+            " is beyond the model's own limit of ", c.positions);
   info_.context = options.max_context ? options.max_context : c.positions;
   llama.max_positions = info_.context;
   llama.scaling = parse_scaling(options.prefill_scaling, !source.calibration.swiglu_amax.empty());
@@ -75,7 +75,8 @@ void EngineImpl::make_pool() {
   const int64_t per_token = KvPool::bytes_per_token(c, kv_dtype_);
   const int64_t slots_bytes = KvPool::bytes_per_slot(c, kv_dtype_) * options_.max_batch;
   int64_t tokens = options_.kv_tokens;
-  if (tokens == 0) tokens = std::min(options_.max_batch * (info_.context + kKvPageTokens), (free / 2 - slots_bytes) / per_token);
+  if (tokens == 0)
+    tokens = std::min(options_.max_batch * (info_.context + kKvPageTokens), (free / 2 - slots_bytes) / per_token);
   const double needed = static_cast<double>(tokens) * static_cast<double>(per_token) + static_cast<double>(slots_bytes);
   FUT_CHECK(tokens >= kKvPageTokens && needed <= static_cast<double>(free), "the KV cache needs ",
             static_cast<int64_t>(std::max(needed, 1.0 * static_cast<double>(slots_bytes)) / 1048576), " MiB for ",
@@ -103,7 +104,8 @@ void EngineImpl::describe(const ModelSource& source) {
   i.parameters = c.vocabulary * c.width * (c.tied ? 1 : 2) + c.width;
   for (int64_t l = 0; l < c.layers; ++l) {
     const LayerWeights& d = w.for_decode(l);
-    for (const Weight* m : {&d.qkv.weight, &d.o.weight, &d.gate_up.weight, &d.down.weight}) i.parameters += m->rows * m->cols;
+    for (const Weight* m : {&d.qkv.weight, &d.o.weight, &d.gate_up.weight, &d.down.weight})
+      i.parameters += m->rows * m->cols;
     i.parameters += 2 * c.width;
     i.prefill_weight_bytes += w.prefill[l].bytes();
     i.decode_weight_bytes += d.bytes();

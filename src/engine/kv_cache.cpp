@@ -59,6 +59,7 @@ bool KvPool::admit(CachedSequence& sequence, int64_t tokens) {
   const int64_t pages = pages_for(tokens);
   if (free_slots_.empty() || pages > free_pages()) return false;
   sequence = CachedSequence{};
+  sequence.pool = this;
   sequence.slot = free_slots_.back();
   free_slots_.pop_back();
   for (int64_t i = 0; i < pages; ++i) {
@@ -69,10 +70,27 @@ bool KvPool::admit(CachedSequence& sequence, int64_t tokens) {
 }
 
 void KvPool::release(CachedSequence& sequence) {
-  if (sequence.slot < 0) return;
+  if (!sequence.pool) return;
+  sequence.pool = nullptr;
   free_slots_.push_back(sequence.slot);
   free_pages_.insert(free_pages_.end(), sequence.pages.rbegin(), sequence.pages.rend());
-  sequence = CachedSequence{};
+  sequence.slot = -1;
+  sequence.length = 0;
+  sequence.tail = 0;
+  sequence.pages.clear();
+}
+
+CachedSequence& CachedSequence::operator=(CachedSequence&& other) noexcept {
+  std::swap(pool, other.pool);
+  std::swap(slot, other.slot);
+  std::swap(length, other.length);
+  std::swap(tail, other.tail);
+  std::swap(pages, other.pages);
+  return *this;
+}
+
+CachedSequence::~CachedSequence() {
+  if (pool) pool->release(*this);
 }
 
 ForwardPass KvPool::make_pass(const std::vector<CachedSequence*>& sequences, const std::vector<int64_t>& rows,

@@ -2,18 +2,27 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "model/llama.h"
 
 namespace fut {
 
-/// One sequence's place in the cache. Empty until KvPool::admit.
+class KvPool;
+
+/// One sequence's place in the cache, given back when it dies. Empty until KvPool::admit.
 struct CachedSequence {
-  int64_t slot = -1;             ///< its tails and sinks
-  int64_t length = 0;            ///< tokens written
-  int8_t tail = 0;               ///< which of its two tails holds the current page
-  std::vector<int64_t> pages;    ///< enough for the tokens it was admitted with
+  CachedSequence() = default;
+  CachedSequence(CachedSequence&& other) noexcept { *this = std::move(other); }
+  CachedSequence& operator=(CachedSequence&& other) noexcept;
+  ~CachedSequence();
+
+  KvPool* pool = nullptr;
+  int64_t slot = -1;           ///< its tails and sinks
+  int64_t length = 0;          ///< tokens written
+  int8_t tail = 0;             ///< which of its two tails holds the current page
+  std::vector<int64_t> pages;  ///< enough for the tokens it was admitted with
 };
 
 /// Fixed-size pools over all layers. Pages are reserved when a sequence is admitted, for as many tokens as it may ever

@@ -1,11 +1,12 @@
 #include "engine/quantize.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/parallel.h"
@@ -55,8 +56,8 @@ class NewFolder {
 };
 
 Json weight_scheme(int bits, const char* type, const char* strategy, Json group) {
-  return {{"num_bits", bits},     {"type", type},     {"symmetric", true}, {"strategy", strategy}, {"group_size", group},
-          {"dynamic", false},     {"actorder", nullptr}, {"observer", "minmax"}};
+  return {{"num_bits", bits},    {"type", type},     {"symmetric", true},   {"strategy", strategy},
+          {"group_size", group}, {"dynamic", false}, {"actorder", nullptr}, {"observer", "minmax"}};
 }
 
 /// What compressed-tensors and its readers look for in config.json.
@@ -110,7 +111,8 @@ class FolderWriter {
     }
   }
 
-  void write_tables(const std::vector<float>& embedding, const std::vector<float>& norm, const std::vector<float>* head) {
+  void write_tables(const std::vector<float>& embedding, const std::vector<float>& norm,
+                    const std::vector<float>* head) {
     write_bf16("model.embed_tokens.weight", embedding);
     writer_.write("model.norm.weight", norm.data(), static_cast<int64_t>(norm.size() * sizeof(float)));
     if (head) write_bf16("lm_head.weight", *head);
@@ -121,7 +123,8 @@ class FolderWriter {
   static std::string layer(int64_t l, const char* name) { return cat("model.layers.", l, ".", name); }
 
   std::vector<std::vector<Projection>> projections(int64_t l) const {
-    const int64_t D = config_.width, F = config_.feed_forward, E = config_.head_dim, H = config_.heads, J = config_.kv_heads;
+    const int64_t D = config_.width, F = config_.feed_forward, E = config_.head_dim, H = config_.heads,
+                  J = config_.kv_heads;
     return {{{layer(l, "self_attn.q_proj"), 0, H * E, D},
              {layer(l, "self_attn.k_proj"), H * E, J * E, D},
              {layer(l, "self_attn.v_proj"), (H + J) * E, J * E, D}},
@@ -172,7 +175,8 @@ class FolderWriter {
   }
 
   void write_bf16(const std::string& name, const std::vector<float>& values) {
-    const HostWeight rounded = encode_weight(Dtype::bf16, 0, values.data(), 1, static_cast<int64_t>(values.size()), name);
+    const HostWeight rounded =
+        encode_weight(Dtype::bf16, 0, values.data(), 1, static_cast<int64_t>(values.size()), name);
     writer_.write(name, rounded.data.data(), static_cast<int64_t>(rounded.data.size()));
   }
 
@@ -225,7 +229,8 @@ void quantize_model(const std::string& source_path, const std::string& out, cons
   }
   if (options.on_progress) options.on_progress("layers", c.layers, c.layers);
   const std::vector<float> embedding = read_embedding(*source.decode, c, rotation);
-  // A rotated stream cannot pass through the norm's gains: they move into the head, which is then no longer the embedding.
+  // A rotated stream cannot pass through the norm's gains: they move into the head, which is then no longer the
+  // embedding.
   std::vector<float> norm(c.width, 1.0f), head;
   if (!options.rotate_residual) {
     norm = source.decode->read_f32("model.norm.weight");

@@ -21,9 +21,9 @@ struct QuantizeOptions {
   int group = 64;
   bool rotate_residual = false;
   int threads = 0;
-  std::string calibration_text;          ///< empty: no activation scales and key means are stored
-  int64_t calibration_samples = 128;     ///< pieces of the text, evenly spaced
-  int64_t calibration_length = 2048;     ///< tokens of a piece
+  std::string calibration_text;       ///< empty: no activation scales and key means are stored
+  int64_t calibration_samples = 128;  ///< pieces of the text, evenly spaced
+  int64_t calibration_length = 2048;  ///< tokens of a piece
   /// One matrix (N, K) to INT4 codes and scales: an entry of quant/quantisers.h.
   std::function<HostWeight(const float* w, int64_t rows, int64_t cols, int group, const std::string& name)> quantise;
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;

@@ -59,7 +59,8 @@ void filter_by_probability(std::vector<Candidate>& kept, const Sampling& samplin
 }  // namespace
 
 void check_sampling(const Sampling& s) {
-  FUT_CHECK(std::isfinite(s.temperature) && s.temperature >= 0, "temperature ", s.temperature, " is not a number from 0 up");
+  FUT_CHECK(std::isfinite(s.temperature) && s.temperature >= 0, "temperature ", s.temperature,
+            " is not a number from 0 up");
   FUT_CHECK(s.top_k >= -1, "top-k ", s.top_k, " is below -1 (0 and -1 turn it off)");
   FUT_CHECK(s.top_p >= 0 && s.top_p <= 1, "top-p ", s.top_p, " is outside 0..1");
   FUT_CHECK(s.min_p >= 0 && s.min_p <= 1, "min-p ", s.min_p, " is outside 0..1");

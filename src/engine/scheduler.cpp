@@ -40,16 +40,18 @@ void Scheduler::prepare(size_t index) {
   active->index = index;
   try {
     check_sampling(request.sampling);
-    FUT_CHECK(request.max_tokens >= -1, "max tokens ", request.max_tokens, " is below -1 (-1: up to the context limit)");
-    active->prompt = request.ids.empty() ? engine_.tokenize(request.prompt, true, request.parse_control_tokens) : request.ids;
+    FUT_CHECK(request.max_tokens >= -1, "max tokens ", request.max_tokens,
+              " is below -1 (-1: up to the context limit)");
+    active->prompt =
+        request.ids.empty() ? engine_.tokenize(request.prompt, true, request.parse_control_tokens) : request.ids;
     const int64_t vocabulary = engine_.info().vocabulary, length = static_cast<int64_t>(active->prompt.size());
     answers_[index].prompt_tokens = length;
     FUT_CHECK(length > 0, "the prompt has no tokens and this tokenizer adds none");
     for (int32_t id : active->prompt) {
       FUT_CHECK(id >= 0 && id < vocabulary, "token id ", id, " is outside the model's vocabulary of ", vocabulary);
     }
-    FUT_CHECK(length < engine_.context(), "the prompt has ", length, " tokens; with a context limit of ", engine_.context(),
-              " that leaves no room for an answer");
+    FUT_CHECK(length < engine_.context(), "the prompt has ", length, " tokens; with a context limit of ",
+              engine_.context(), " that leaves no room for an answer");
     active->budget = engine_.context() - length;
     if (request.max_tokens >= 0) active->budget = std::min(active->budget, request.max_tokens);
     const int64_t reach = length + active->budget;

@@ -21,10 +21,10 @@ class Scheduler {
   struct Active {
     size_t index;
     std::vector<int32_t> prompt;
-    int64_t fed = 0;           // prompt tokens already in the cache
-    int64_t budget = 0;        // tokens still to generate
-    int64_t step = 0;          // tokens generated
-    int32_t last = -1;         // the token that the next decode step feeds
+    int64_t fed = 0;     // prompt tokens already in the cache
+    int64_t budget = 0;  // tokens still to generate
+    int64_t step = 0;    // tokens generated
+    int32_t last = -1;   // the token that the next decode step feeds
     bool done = false;
     CachedSequence sequence;
     std::unique_ptr<TextStream> text;  // null where the model has no tokenizer

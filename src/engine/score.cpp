@@ -16,15 +16,16 @@ struct Window {
 };
 
 /// Windows of `context` rows over `count` tokens. With a leading BOS, every token is scored; without, all but the very
-/// first, because a window needs one token to start from. Without a stride, windows do not overlap in what they score and
-/// each starts afresh; with one, each scores `stride` new tokens after as many earlier ones as fit.
+/// first, because a window needs one token to start from. Without a stride, windows do not overlap in what they score
+/// and each starts afresh; with one, each scores `stride` new tokens after as many earlier ones as fit.
 std::vector<Window> cut(int64_t count, int64_t context, int64_t stride, bool bos) {
   const int64_t capacity = context - (bos ? 1 : 0);
   const int64_t step = stride > 0 ? std::min(stride, context - 1) : context - 1;
   std::vector<Window> windows;
   for (int64_t scored = bos ? 0 : 1, end = std::min(count, capacity); scored < end;
        scored = end, end = std::min(count, end + step)) {
-    const int64_t begin = stride > 0 ? std::max<int64_t>(0, end - capacity) : std::max<int64_t>(0, scored - (bos ? 0 : 1));
+    const int64_t begin =
+        stride > 0 ? std::max<int64_t>(0, end - capacity) : std::max<int64_t>(0, scored - (bos ? 0 : 1));
     windows.push_back({begin, scored, end});
   }
   return windows;
@@ -39,7 +40,8 @@ double negative_log_likelihood(const float* logits, int64_t vocabulary, int32_t 
 
 class Scorer {
  public:
-  Scorer(EngineImpl& engine, const std::vector<int32_t>& tokens, const ScoreOptions& options, const ScoreCallback& on_token)
+  Scorer(EngineImpl& engine, const std::vector<int32_t>& tokens, const ScoreOptions& options,
+         const ScoreCallback& on_token)
       : engine_(engine), tokens_(tokens), options_(options), on_token_(on_token) {}
 
   Score run() {
@@ -52,12 +54,15 @@ class Scorer {
       FUT_CHECK(id >= 0 && id < vocabulary, "token id ", id, " is outside the model's vocabulary of ", vocabulary);
     }
     result_.bos = bos >= 0;
-    const std::vector<Window> windows = cut(static_cast<int64_t>(tokens_.size()), options_.context, options_.stride, result_.bos);
-    FUT_CHECK(!windows.empty(), "nothing to score: the text has ", tokens_.size(), tokens_.size() == 1 ? " token" : " tokens");
+    const std::vector<Window> windows =
+        cut(static_cast<int64_t>(tokens_.size()), options_.context, options_.stride, result_.bos);
+    FUT_CHECK(!windows.empty(), "nothing to score: the text has ", tokens_.size(),
+              tokens_.size() == 1 ? " token" : " tokens");
     result_.windows = static_cast<int64_t>(windows.size());
     FUT_CHECK(engine_.pool().could_ever_fit(options_.context), "a window of ", options_.context,
               " tokens does not fit the KV cache of ", engine_.pool().token_capacity(), ": raise --kv-tokens");
-    for (size_t next = 0; next < windows.size();) next = options_.decode ? decode_group(windows, next) : prefill_one(windows, next);
+    for (size_t next = 0; next < windows.size();)
+      next = options_.decode ? decode_group(windows, next) : prefill_one(windows, next);
     return result_;
   }
 
@@ -151,7 +156,8 @@ class Scorer {
       std::vector<int64_t> picked;
       for (size_t i = 0; i < members.size(); ++i) {
         KvPool::advance(*members[i], 1);
-        if (step >= row_before(windows[window_of[i]], windows[window_of[i]].scored)) picked.push_back(static_cast<int64_t>(i));
+        if (step >= row_before(windows[window_of[i]], windows[window_of[i]].scored))
+          picked.push_back(static_cast<int64_t>(i));
       }
       logits_.resize(picked.size() * engine_.info().vocabulary);
       if (!picked.empty()) engine_.model().logits(picked, logits_.data());
@@ -180,7 +186,8 @@ class Scorer {
 
 }  // namespace
 
-Score EngineImpl::score(const std::vector<int32_t>& tokens, const ScoreOptions& options, const ScoreCallback& on_token) {
+Score EngineImpl::score(const std::vector<int32_t>& tokens, const ScoreOptions& options,
+                        const ScoreCallback& on_token) {
   timing_ = Timing{};
   return Scorer(*this, tokens, options, on_token).run();
 }

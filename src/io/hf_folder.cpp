@@ -286,7 +286,8 @@ std::unique_ptr<Tokenizer> HfFolder::tokenizer() const {
 
 std::map<std::string, std::string> HfFolder::tokenizer_files() const {
   std::map<std::string, std::string> files;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"}) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"}) {
     if (is_there(file(name))) files.emplace(name, read_text(file(name)));
   }
   return files;

@@ -77,7 +77,8 @@ Half encode_int4_group(const float* w, int count, uint8_t* codes) {
     search.consider(peak * clip / -8.0f);
     search.consider(peak * clip / 7.0f);
   }
-  if (search.best_scale == 0.0f || search.best_error > zero_error) return Half{0};  // too small for FP16: zero is nearer
+  if (search.best_scale == 0.0f || search.best_error > zero_error)
+    return Half{0};  // too small for FP16: zero is nearer
   float numerator = 0.0f, denominator = 0.0f;
   for (int i = 0; i < count; ++i) {
     const float level = int4_level(w[i], 1.0f / search.best_scale);

@@ -1,4 +1,5 @@
-// A weight matrix in host memory, in the order in which checkpoints store it, and the encoders that make one from floats.
+// A weight matrix in host memory, in the order in which checkpoints store it, and the encoders that make one from
+// floats.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace fut {
 struct HostWeight {
   Dtype dtype = Dtype::f32;
   int64_t rows = 0, cols = 0;
-  int group = 0;                  ///< int4: G
+  int group = 0;  ///< int4: G
   std::vector<uint8_t> data;
   std::vector<float> scale;       ///< e4m3: (N)
   std::vector<Half> group_scale;  ///< int4: (N, ceil(K / G))
@@ -26,8 +27,8 @@ struct HostWeight {
   int64_t groups() const { return group ? (cols + group - 1) / group : 0; }
 };
 
-/// Rounds w (N, K) to `dtype`; INT4 by round-to-nearest (encode_int4_row). `name` is for messages: a weight that is NaN,
-/// infinite, or too large for the format's scale is refused by it.
+/// Rounds w (N, K) to `dtype`; INT4 by round-to-nearest (encode_int4_row). `name` is for messages: a weight that is
+/// NaN, infinite, or too large for the format's scale is refused by it.
 HostWeight encode_weight(Dtype dtype, int group, const float* w, int64_t rows, int64_t cols, const std::string& name);
 
 /// Exact values of one row: row (K).

@@ -53,11 +53,12 @@ struct Int4Coordinate {
 
 /// place -> (row, k): the inverse of int4_place.
 FUT_HD constexpr Int4Coordinate int4_coordinate(Int4Place p) {
-  return {(p.lane >> 2) + (p.nibble & 1) * 8, p.word * 16 + (p.lane & 3) * 2 + (p.nibble >> 2) + (p.nibble >> 1 & 1) * 8};
+  return {(p.lane >> 2) + (p.nibble & 1) * 8,
+          p.word * 16 + (p.lane & 3) * 2 + (p.nibble >> 2) + (p.nibble >> 1 & 1) * 8};
 }
 
-/// Position of column k (0..63) when a row's codes are read word by word: word s, then lanes t = 0..3, then bytes. It is
-/// the order in which a CPU reads a row, and 16 consecutive positions are 16 consecutive k.
+/// Position of column k (0..63) when a row's codes are read word by word: word s, then lanes t = 0..3, then bytes. It
+/// is the order in which a CPU reads a row, and 16 consecutive positions are 16 consecutive k.
 FUT_HD constexpr int int4_position(int k) { return k / 16 * 16 + (k & 7) / 2 * 4 + (k & 1) * 2 + (k >> 3 & 1); }
 
 namespace detail {

@@ -35,8 +35,8 @@ void store_e4m3_row(uint8_t* codes, float* scale, const float* x, int count) {
 
 }  // namespace
 
-void kv_quantise_page(uint8_t* page, const KvPageLayout& layout, const Bf16* keys, const Bf16* values,
-                      float key_factor, float value_factor) {
+void kv_quantise_page(uint8_t* page, const KvPageLayout& layout, const Bf16* keys, const Bf16* values, float key_factor,
+                      float value_factor) {
   FUT_CHECK(layout.dtype == Dtype::int4, "kv_quantise_page: the cache format is ", name_of(layout.dtype), ", not int4");
   const int E = layout.head_dim;
   memset(page, 0, layout.page_bytes());

@@ -9,8 +9,8 @@
 //               O^T = V^T P^T.
 //     scales    E4M3, [channel / 32][token], for K and then for V: one scale a token and group of 32 channels.
 //
-// INT4 values are mid-rise, v = (q - 7.5) * s * f with q in 0..15, s the E4M3 scale, f a power of two of the head. There
-// is no code for zero: a group of zeros has scale 0.
+// INT4 values are mid-rise, v = (q - 7.5) * s * f with q in 0..15, s the E4M3 scale, f a power of two of the head.
+// There is no code for zero: a group of zeros has scale 0.
 //
 // Keys are stored after RoPE, minus the head's static mean, rotated (hadamard.h); queries are rotated alike, and the
 // softmax does not see the mean. Values carry a rotation that was folded into W_v and W_o offline.
@@ -131,8 +131,8 @@ FUT_HD E4m3 kv_choose_scale(const float* x, int count, float factor) {
 }
 
 /// Quantises one full page of one head. keys, values: (64, E) BF16 row-major.
-void kv_quantise_page(uint8_t* page, const KvPageLayout& layout, const Bf16* keys, const Bf16* values,
-                      float key_factor, float value_factor);
+void kv_quantise_page(uint8_t* page, const KvPageLayout& layout, const Bf16* keys, const Bf16* values, float key_factor,
+                      float value_factor);
 
 /// One key or value of an INT4 page, exactly: the plain reference's way of reading it.
 float kv_int4_key(const uint8_t* page, const KvPageLayout& layout, int token, int channel, float factor);

@@ -86,7 +86,8 @@ void read_rope(const Fields& config, LlamaConfig& out) {
     scaling.factor = rope.positive("factor", -1);
     return;
   }
-  FUT_CHECK(type == "llama3", rope.what(), ": rope type \"", type, "\" is not supported (default, linear and llama3 are)");
+  FUT_CHECK(type == "llama3", rope.what(), ": rope type \"", type,
+            "\" is not supported (default, linear and llama3 are)");
   scaling.kind = RopeScaling::Kind::llama3;
   scaling.factor = rope.positive("factor", -1);
   scaling.low_freq_factor = rope.positive("low_freq_factor", -1);
@@ -134,8 +135,10 @@ LlamaConfig parse_config(const std::string& config_json, const std::string& gene
   FUT_CHECK(type == "llama", what, ": model_type is \"", type, "\"; only Llama (\"llama\") is supported");
   out.architecture = "LlamaForCausalLM";
   if (const Json* names = fields.find("architectures")) {
-    const bool known = names->is_array() && std::find(names->begin(), names->end(), Json(out.architecture)) != names->end();
-    FUT_CHECK(known, what, ": architectures is ", names->dump().substr(0, 80), "; only ", out.architecture, " is supported");
+    const bool known =
+        names->is_array() && std::find(names->begin(), names->end(), Json(out.architecture)) != names->end();
+    FUT_CHECK(known, what, ": architectures is ", names->dump().substr(0, 80), "; only ", out.architecture,
+              " is supported");
   }
   constexpr int64_t kWidest = 1 << 20;
   out.width = fields.integer("hidden_size", 0, 1, kWidest);
@@ -174,8 +177,8 @@ std::vector<double> rope_inverse_frequencies(const LlamaConfig& config) {
       // How often the pair turns within the trained context decides: often, keep; less than low_freq_factor times,
       // stretch; between, blend.
       const double turns = static_cast<double>(scaling.original_positions) * f / (2.0 * std::numbers::pi);
-      const double keep =
-          std::clamp((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0);
+      const double keep = std::clamp(
+          (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0);
       f = (1.0 - keep) * f / scaling.factor + keep * f;
     }
     frequencies[i] = f;

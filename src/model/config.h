@@ -12,7 +12,7 @@ struct RopeScaling {
   enum class Kind { none, linear, llama3 } kind = Kind::none;
   double factor = 1.0;
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  ///< llama3
-  int64_t original_positions = 0;                         ///< llama3
+  int64_t original_positions = 0;                        ///< llama3
 };
 
 struct LlamaConfig {
@@ -28,7 +28,7 @@ struct LlamaConfig {
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
-  bool tied = false;         ///< the head is the embedding
+  bool tied = false;  ///< the head is the embedding
   int32_t bos = -1;
   std::vector<int32_t> eos;  ///< from config.json and generation_config.json
 };

@@ -142,7 +142,8 @@ void LlamaModel::forward(const ForwardPass& pass, bool decode) {
                               constants.attention_guard, decode, &recorded_.attention_amax[l]);
     const Operand h = operand(h_, h_scale_, swiglu_history_[l], calibrated ? calibration_.swiglu_amax[l] : 0.0f,
                               constants.swiglu_guard, decode, &recorded_.swiglu_amax[l]);
-    const QkvArgs qkv{q_.as<void>(), k_.as<void>(), v_.as<void>(), cache, r, w.qkv.weight, rope, pass.batch, heads, config_.width};
+    const QkvArgs qkv{q_.as<void>(), k_.as<void>(), v_.as<void>(), cache, r,
+                      w.qkv.weight,  rope,          pass.batch,    heads, config_.width};
     const AttentionArgs attention{o, q_.as<void>(), k_.as<void>(), v_.as<void>(), cache, pass.batch, heads};
     if (decode) {
       backend_.qkv_rope_append(qkv);

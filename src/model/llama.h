@@ -12,10 +12,10 @@ namespace fut {
 
 /// The cache of all layers, as the engine's allocator keeps it: one layer's piece is a fixed distance behind another's.
 struct LayeredCache {
-  KvCache first;                 ///< layer 0; the per-head factors and means are filled in by the model
-  int64_t pages_stride = 0;      ///< bytes from one layer's pages to the next
-  int64_t tails_stride = 0;      ///< elements
-  int64_t sinks_stride = 0;      ///< elements
+  KvCache first;             ///< layer 0; the per-head factors and means are filled in by the model
+  int64_t pages_stride = 0;  ///< bytes from one layer's pages to the next
+  int64_t tails_stride = 0;  ///< elements
+  int64_t sinks_stride = 0;  ///< elements
 };
 
 /// One forward pass over packed rows.
@@ -33,8 +33,8 @@ struct LlamaOptions {
 
 /// What the formats had to clamp since the model was loaded.
 struct Saturation {
-  int64_t values = 0;       ///< activations that were clamped
-  int64_t rows = 0;         ///< residual rows that outgrew their previous norm and were scaled exactly
+  int64_t values = 0;  ///< activations that were clamped
+  int64_t rows = 0;    ///< residual rows that outgrew their previous norm and were scaled exactly
 };
 
 class LlamaModel {
@@ -76,7 +76,7 @@ class LlamaModel {
   ModelWeights weights_;
   Calibration calibration_;
   int64_t positions_;
-  Buffer rope_cos_, rope_sin_;                       // (positions, E / 2)
+  Buffer rope_cos_, rope_sin_;  // (positions, E / 2)
   std::vector<Buffer> key_factor_, value_factor_, key_mean_;
   std::vector<AmaxHistory> attention_history_, swiglu_history_;
   bool recording_ = false;

@@ -32,13 +32,16 @@ void read_metadata(const Json& json, const std::string& what, ModelSource& sourc
   source.value_rotation = rotations.value("value", Json(false)) == true;
   if (const auto scales = json.find("activation_amax"); scales != json.end() && !scales->is_null()) {
     FUT_CHECK(scales->is_object(), what, ": activation_amax is no object");
-    source.calibration.attention_amax = read_floats(scales->value("attention", Json()), layers, what + ": activation_amax.attention");
-    source.calibration.swiglu_amax = read_floats(scales->value("swiglu", Json()), layers, what + ": activation_amax.swiglu");
+    source.calibration.attention_amax =
+        read_floats(scales->value("attention", Json()), layers, what + ": activation_amax.attention");
+    source.calibration.swiglu_amax =
+        read_floats(scales->value("swiglu", Json()), layers, what + ": activation_amax.swiglu");
   }
   if (const auto means = json.find("key_mean"); means != json.end() && !means->is_null()) {
     FUT_CHECK(means->is_array() && means->size() == layers, what, ": key_mean: expected ", layers, " layers");
     const size_t width = source.config.kv_heads * source.config.head_dim;
-    for (const Json& mean : *means) source.calibration.key_mean.push_back(read_floats(mean, width, what + ": key_mean"));
+    for (const Json& mean : *means)
+      source.calibration.key_mean.push_back(read_floats(mean, width, what + ": key_mean"));
   }
 }
 
@@ -66,7 +69,8 @@ ModelSource ModelSource::open(const std::string& path) {
   return source;
 }
 
-std::string metadata_json(const ModelSource& source, int group, bool residual_rotation, const Calibration& calibration) {
+std::string metadata_json(const ModelSource& source, int group, bool residual_rotation,
+                          const Calibration& calibration) {
   Json json;
   json["version"] = kMetadataVersion;
   json["source"] = std::filesystem::path(source.path).filename().string();

@@ -12,20 +12,20 @@ namespace fut {
 
 /// What was measured once on calibration text and is stored in futransformer.json. Empty vectors: not calibrated.
 struct Calibration {
-  std::vector<float> attention_amax;             ///< (L) largest magnitude of the attention output
-  std::vector<float> swiglu_amax;                ///< (L) largest magnitude of the SwiGLU output
-  std::vector<std::vector<float>> key_mean;      ///< (L)(J * E) mean of keys after RoPE
+  std::vector<float> attention_amax;         ///< (L) largest magnitude of the attention output
+  std::vector<float> swiglu_amax;            ///< (L) largest magnitude of the SwiGLU output
+  std::vector<std::vector<float>> key_mean;  ///< (L)(J * E) mean of keys after RoPE
 };
 
 /// An opened model: nothing is read yet but headers.
 struct ModelSource {
   std::string path;
   LlamaConfig config;
-  std::unique_ptr<Checkpoint> prefill;   ///< the folder's prefill/ (FP8), or null: `decode` serves both phases
-  std::unique_ptr<Checkpoint> decode;    ///< the folder's decode/ (INT4), or the plain checkpoint
+  std::unique_ptr<Checkpoint> prefill;  ///< the folder's prefill/ (FP8), or null: `decode` serves both phases
+  std::unique_ptr<Checkpoint> decode;   ///< the folder's decode/ (INT4), or the plain checkpoint
   Calibration calibration;
-  bool value_rotation = false;           ///< values are rotated in the stored weights already
-  std::string tokenizer_folder;          ///< quantised folders: the root, where tokenizer.json is
+  bool value_rotation = false;   ///< values are rotated in the stored weights already
+  std::string tokenizer_folder;  ///< quantised folders: the root, where tokenizer.json is
 
   bool quantised() const { return prefill != nullptr; }
   const Checkpoint& for_prefill() const { return prefill ? *prefill : *decode; }

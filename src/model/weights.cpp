@@ -43,11 +43,12 @@ std::vector<std::string> gate_up_names(int64_t l) {
   return {layer_name(l, "mlp.gate_proj"), layer_name(l, "mlp.up_proj")};
 }
 
-/// Codes and scales of stacked tensors exactly as compressed-tensors stores them, or nothing if the checkpoint holds the
-/// tensors in another form.
+/// Codes and scales of stacked tensors exactly as compressed-tensors stores them, or nothing if the checkpoint holds
+/// the tensors in another form.
 class StoredCodes {
  public:
-  StoredCodes(const Checkpoint& checkpoint, Dtype dtype, int64_t* group) : checkpoint_(checkpoint), dtype_(dtype), group_(group) {}
+  StoredCodes(const Checkpoint& checkpoint, Dtype dtype, int64_t* group)
+      : checkpoint_(checkpoint), dtype_(dtype), group_(group) {}
 
   bool holds(const std::string& name) const {
     const TensorInfo* info = checkpoint_.find(name);
@@ -94,7 +95,8 @@ class StoredCodes {
   void append_raw(HostWeight& out, const std::string& name, int64_t expected_bytes) const {
     int64_t size = 0;
     const uint8_t* data = checkpoint_.raw(name, &size);
-    FUT_CHECK(size == expected_bytes, checkpoint_.path(), ": tensor ", name, " has ", size, " bytes, expected ", expected_bytes);
+    FUT_CHECK(size == expected_bytes, checkpoint_.path(), ": tensor ", name, " has ", size, " bytes, expected ",
+              expected_bytes);
     out.data.insert(out.data.end(), data, data + size);
   }
 
@@ -276,7 +278,8 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
   if (prefill_stored) check_gains_are_ones(for_prefill, c.layers);
   if (decode_stored) check_gains_are_ones(for_decode, c.layers);
   // Values of both phases meet in one cache, so both must be rotated, or neither.
-  const OfflineRotation rotation{options.rotate_values && !source.quantised() && !prefill_stored && !decode_stored, false};
+  const OfflineRotation rotation{options.rotate_values && !source.quantised() && !prefill_stored && !decode_stored,
+                                 false};
   const bool shared = options.prefill == options.decode && !source.quantised();
 
   ModelWeights out;
@@ -285,7 +288,8 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
     LayerTensors tensors;
     const bool same_tensors = !source.quantised() && !prefill_stored && !decode_stored;
     if (!decode_stored) tensors = read_layer(for_decode, c, l, rotation);
-    const HostLayer decode = encode_layer(for_decode, c, l, options.decode, options.group, decode_stored ? nullptr : &tensors);
+    const HostLayer decode =
+        encode_layer(for_decode, c, l, options.decode, options.group, decode_stored ? nullptr : &tensors);
     out.constants.push_back(layer_constants(decode, c));
     if (shared) {
       out.prefill.push_back(place_layer(backend, decode));

@@ -32,23 +32,23 @@ struct LayerWeights {
 
 /// Numbers of one layer that belong to no matrix.
 struct LayerConstants {
-  float attention_guard = 1.0f;      ///< power of two: attention output / guard fits FP16, whatever the input
-  float swiglu_guard = 1.0f;         ///< the same for the SwiGLU output
-  std::vector<float> key_factor;     ///< (J) powers of two under the E4M3 scales of INT4 keys
-  std::vector<float> value_factor;   ///< (J)
+  float attention_guard = 1.0f;     ///< power of two: attention output / guard fits FP16, whatever the input
+  float swiglu_guard = 1.0f;        ///< the same for the SwiGLU output
+  std::vector<float> key_factor;    ///< (J) powers of two under the E4M3 scales of INT4 keys
+  std::vector<float> value_factor;  ///< (J)
 };
 
 struct WeightOptions {
-  Dtype prefill = Dtype::e4m3;       ///< e4m3, bf16 or f32
-  Dtype decode = Dtype::int4;        ///< int4, e4m3, bf16 or f32
-  bool rotate_values = true;         ///< offline, where the weights are not quantised yet: for INT4 caches
+  Dtype prefill = Dtype::e4m3;  ///< e4m3, bf16 or f32
+  Dtype decode = Dtype::int4;   ///< int4, e4m3, bf16 or f32
+  bool rotate_values = true;    ///< offline, where the weights are not quantised yet: for INT4 caches
   int group = 64;
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;
 };
 
 struct ModelWeights {
-  PlacedWeight embedding;            // (V, D) bf16, or f32 if a phase is f32
-  PlacedWeight head;                 // (V, D) bf16 or f32, the final norm's gain folded in
+  PlacedWeight embedding;  // (V, D) bf16, or f32 if a phase is f32
+  PlacedWeight head;       // (V, D) bf16 or f32, the final norm's gain folded in
   std::vector<LayerWeights> prefill;
   std::vector<LayerWeights> decode;  ///< empty if both phases use the same format: see for_decode()
   std::vector<LayerConstants> constants;
@@ -71,7 +71,8 @@ struct OfflineRotation {
   bool residual = false;  ///< embedding, head, columns of W_qkv and W_gate_up, rows of W_o and W_down
 };
 
-LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t layer, OfflineRotation rotation);
+LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t layer,
+                        OfflineRotation rotation);
 
 /// (V, D) the head with the final norm's gain folded in.
 std::vector<float> read_head(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation);

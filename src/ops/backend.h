@@ -22,7 +22,9 @@ class Buffer {
   ~Buffer();
 
   template <class T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
   size_t bytes() const { return bytes_; }
   explicit operator bool() const { return data_ != nullptr; }
 

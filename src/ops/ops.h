@@ -27,12 +27,12 @@
 
 namespace fut {
 
-/// A weight matrix as a backend holds it: y[t, n] = sum_k a[t, k] * w[n, k]. `data` is in the backend's own order, which
-/// only Backend::place() and the backend's GEMMs know.
+/// A weight matrix as a backend holds it: y[t, n] = sum_k a[t, k] * w[n, k]. `data` is in the backend's own order,
+/// which only Backend::place() and the backend's GEMMs know.
 struct Weight {
   Dtype dtype = Dtype::f32;
-  int64_t rows = 0, cols = 0;    ///< N, K
-  int group = 0;                 ///< int4: G
+  int64_t rows = 0, cols = 0;  ///< N, K
+  int group = 0;               ///< int4: G
   const void* data = nullptr;
   const float* scale = nullptr;  ///< e4m3: (N)
   int64_t bytes = 0;             ///< all of it, scales included
@@ -40,56 +40,57 @@ struct Weight {
 
 /// A GEMM operand (T, K) that an earlier op left: true value = element * scale (* row_scale[t], if there is one).
 struct Operand {
-  Dtype dtype = Dtype::f32;         ///< f32, bf16, f16 or e4m3
-  void* data = nullptr;             // (T, K) row-major
-  float* row_scale = nullptr;       // (T), e4m3 under exact scaling
-  float scale = 1.0f;               ///< e4m3: the frozen or delayed scale; f16: the guard, a power of two
-  float* amax = nullptr;            // (1) raised to the largest magnitude written, where a history or calibration wants it
-  int64_t* saturated = nullptr;     // (1) raised by the number of values that were clamped
+  Dtype dtype = Dtype::f32;      ///< f32, bf16, f16 or e4m3
+  void* data = nullptr;          // (T, K) row-major
+  float* row_scale = nullptr;    // (T), e4m3 under exact scaling
+  float scale = 1.0f;            ///< e4m3: the frozen or delayed scale; f16: the guard, a power of two
+  float* amax = nullptr;         // (1) raised to the largest magnitude written, where a history or calibration wants it
+  int64_t* saturated = nullptr;  // (1) raised by the number of values that were clamped
 };
 
 /// The residual stream and what the next GEMM needs of it.
 struct Residual {
-  Dtype dtype = Dtype::f32;         ///< bf16 in e4m3 and bf16 prefill, f32 in decode and f32 prefill
-  void* x = nullptr;                // (T, D) row-major
-  float* sum_squares = nullptr;     // (T) of x as stored: rstd = 1 / sqrt(sum / D + eps)
+  Dtype dtype = Dtype::f32;      ///< bf16 in e4m3 and bf16 prefill, f32 in decode and f32 prefill
+  void* x = nullptr;             // (T, D) row-major
+  float* sum_squares = nullptr;  // (T) of x as stored: rstd = 1 / sqrt(sum / D + eps)
   float eps = 1e-5f;
-  E4m3* x8 = nullptr;               // (T, D) e4m3 copy for the next GEMM, or null: x ~ x8 * x8_scale[t]
-  float* x8_scale = nullptr;        // (T)
+  E4m3* x8 = nullptr;         // (T, D) e4m3 copy for the next GEMM, or null: x ~ x8 * x8_scale[t]
+  float* x8_scale = nullptr;  // (T)
   Fp8Scaling x8_scaling = Fp8Scaling::exact;
-  int64_t* requantised = nullptr;   // (1) raised by the number of rows whose previous norm was no fit (see below)
+  int64_t* requantised = nullptr;  // (1) raised by the number of rows whose previous norm was no fit (see below)
 };
-// The e4m3 copy. exact: scale = amax(x[t]) / 448. Otherwise: the row is divided by its root mean square from before this
-// op, which is known when the op starts, so that a massive activation never crushes other rows; kResidualHeadroom is the
-// code that one root mean square gets. A row that has grown too much for that (it would saturate) is scaled exactly.
+// The e4m3 copy. exact: scale = amax(x[t]) / 448. Otherwise: the row is divided by its root mean square from before
+// this op, which is known when the op starts, so that a massive activation never crushes other rows; kResidualHeadroom
+// is the code that one root mean square gets. A row that has grown too much for that (it would saturate) is scaled
+// exactly.
 inline constexpr float kResidualHeadroom = 8.0f;
 
 /// Where rows come from and go to: the ragged batch of one op call.
 struct Batch {
-  int64_t sequences = 0;                ///< B
-  int64_t rows = 0;                     ///< T
-  const int64_t* start = nullptr;       // (B + 1) first row of every sequence; start[B] = T
-  const int64_t* past = nullptr;        // (B) tokens of the sequence already in the cache
+  int64_t sequences = 0;           ///< B
+  int64_t rows = 0;                ///< T
+  const int64_t* start = nullptr;  // (B + 1) first row of every sequence; start[B] = T
+  const int64_t* past = nullptr;   // (B) tokens of the sequence already in the cache
 };
 
 /// One layer's part of the paged cache, and how sequences find their pages.
 struct KvCache {
   KvPageLayout layout;
-  int kv_heads = 0;                      ///< J
-  uint8_t* pages = nullptr;              ///< page p of head j at ((p * J) + j) * layout.page_bytes()
+  int kv_heads = 0;          ///< J
+  uint8_t* pages = nullptr;  ///< page p of head j at ((p * J) + j) * layout.page_bytes()
   int64_t page_count = 0;
-  const int64_t* page_table = nullptr;   // (B, table_width) page ids, in order of position
+  const int64_t* page_table = nullptr;  // (B, table_width) page ids, in order of position
   int64_t table_width = 0;
   // INT4 only. Rows are by sequence slot: a slot has two tails, so that a prefill can read the page that it found
   // half-full while it leaves another one half-full.
-  Bf16* tails = nullptr;                 // (slots, 2, J, 2 (K, V), 64, E)
-  Bf16* sinks = nullptr;                 // (slots, J, 2 (K, V), kKvSinkTokens, E)
-  const int64_t* slot = nullptr;         // (B)
-  const int8_t* tail_in = nullptr;       // (B) which tail holds the page at `past`
-  const int8_t* tail_out = nullptr;      // (B) which tail takes the page at `past + new rows`; differs if the page does
-  const float* key_factor = nullptr;     // (J) powers of two
-  const float* value_factor = nullptr;   // (J)
-  const float* key_mean = nullptr;       // (J, E) or null: static mean of keys after RoPE
+  Bf16* tails = nullptr;                // (slots, 2, J, 2 (K, V), 64, E)
+  Bf16* sinks = nullptr;                // (slots, J, 2 (K, V), kKvSinkTokens, E)
+  const int64_t* slot = nullptr;        // (B)
+  const int8_t* tail_in = nullptr;      // (B) which tail holds the page at `past`
+  const int8_t* tail_out = nullptr;     // (B) which tail takes the page at `past + new rows`; differs if the page does
+  const float* key_factor = nullptr;    // (J) powers of two
+  const float* value_factor = nullptr;  // (J)
+  const float* key_mean = nullptr;      // (J, E) or null: static mean of keys after RoPE
 };
 
 /// Rotary embedding: pair (i, i + R / 2) of a head turns by position * inv_freq[i], i < R / 2.
@@ -103,9 +104,9 @@ struct Rope {
 /// x[t] = embedding[token[t]], rounded to the residual's type; sum of squares and e4m3 copy (always exact) with it.
 struct EmbedArgs {
   Residual residual;
-  Weight embedding;                  // (V, D) bf16 or f32 row-major
-  const int32_t* tokens = nullptr;   // (T)
-  int64_t rows = 0, width = 0;       ///< T, D
+  Weight embedding;                 // (V, D) bf16 or f32 row-major
+  const int32_t* tokens = nullptr;  // (T)
+  int64_t rows = 0, width = 0;      ///< T, D
 };
 
 /// y = (x * rstd) W_qkv^T; q, k turned by RoPE; k minus its mean; q and k rotated where the cache is INT4;
@@ -118,7 +119,7 @@ struct QkvArgs {
   void* v = nullptr;  // (T, J, E) bf16 | f32
   KvCache cache;
   Residual residual;
-  Weight qkv;         // (H E + 2 J E, D): rows q, then k, then v
+  Weight qkv;  // (H E + 2 J E, D): rows q, then k, then v
   Rope rope;
   Batch batch;
   int heads = 0;      ///< H
@@ -135,7 +136,7 @@ struct AttentionArgs {
   const void* v = nullptr;  // (T, J, E)
   KvCache cache;
   Batch batch;
-  int heads = 0;            ///< H
+  int heads = 0;  ///< H
 };
 
 /// x += a W^T, then the sum of squares and the e4m3 copy of the new x. `o_proj_residual`, `down_residual`.
@@ -156,10 +157,10 @@ struct GateUpArgs {
 
 /// logits[i] = (x[row[i]] * rstd) W_head^T.
 struct LmHeadArgs {
-  float* logits = nullptr;         // (rows, V) f32
-  Residual residual;               // (T, D)
-  Weight head;                     // (V, D)
-  const int64_t* row = nullptr;    // (rows) which residual rows; null: 0 .. rows - 1
+  float* logits = nullptr;       // (rows, V) f32
+  Residual residual;             // (T, D)
+  Weight head;                   // (V, D)
+  const int64_t* row = nullptr;  // (rows) which residual rows; null: 0 .. rows - 1
   int64_t rows = 0;
 };
 

@@ -7,8 +7,8 @@ namespace {
 
 void check_weight(const char* op, const char* name, const Weight& w, int64_t rows, int64_t cols) {
   FUT_CHECK(w.data, op, ": ", name, " has no data");
-  FUT_CHECK(w.rows == rows && w.cols == cols, op, ": ", name, " is (", w.rows, ", ", w.cols, "), expected (", rows, ", ",
-            cols, ")");
+  FUT_CHECK(w.rows == rows && w.cols == cols, op, ": ", name, " is (", w.rows, ", ", w.cols, "), expected (", rows,
+            ", ", cols, ")");
   FUT_CHECK(w.dtype != Dtype::f16, op, ": ", name, " is f16; weights are f32, bf16, e4m3 or int4");
   FUT_CHECK(w.dtype != Dtype::e4m3 || w.scale, op, ": ", name, " is e4m3 and has no scales");
   FUT_CHECK(w.dtype != Dtype::int4 || int4_group_size_ok(w.group), op, ": ", name, " has INT4 group size ", w.group,
@@ -63,7 +63,8 @@ void check_cache(const char* op, const KvCache& c, const Batch& b) {
   for (int64_t i = 0; i < b.sequences; ++i) {
     const int64_t tokens = b.past[i] + b.start[i + 1] - b.start[i];
     const int64_t pages = (tokens + kKvPageTokens - 1) / kKvPageTokens;
-    FUT_CHECK(pages <= c.table_width, op, ": sequence ", i, " needs ", pages, " pages, its table holds ", c.table_width);
+    FUT_CHECK(pages <= c.table_width, op, ": sequence ", i, " needs ", pages, " pages, its table holds ",
+              c.table_width);
     for (int64_t p = 0; p < pages; ++p) {
       const int64_t page = c.page_table[i * c.table_width + p];
       FUT_CHECK(page >= 0 && page < c.page_count, op, ": sequence ", i, " names page ", page, " of ", c.page_count);
@@ -88,7 +89,8 @@ void validate_qkv(const QkvArgs& args, bool decode) {
   check_residual(op, args.residual);
   check_batch(op, args.batch, decode);
   check_cache(op, args.cache, args.batch);
-  FUT_CHECK(args.heads > 0 && args.heads % J == 0, op, ": ", args.heads, " query heads do not divide over ", J, " KV heads");
+  FUT_CHECK(args.heads > 0 && args.heads % J == 0, op, ": ", args.heads, " query heads do not divide over ", J,
+            " KV heads");
   check_weight(op, "qkv", args.qkv, int64_t{args.heads + 2 * J} * E, args.width);
   FUT_CHECK(args.rope.rotary_dim >= 0 && args.rope.rotary_dim <= E && args.rope.rotary_dim % 2 == 0, op,
             ": rotary width ", args.rope.rotary_dim, " of a head of ", E);
