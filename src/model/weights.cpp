@@ -47,8 +47,7 @@ std::vector<std::string> gate_up_names(int64_t l) {
 /// the tensors in another form.
 class StoredCodes {
  public:
-  StoredCodes(const Checkpoint& checkpoint, Dtype dtype, int64_t* group)
-      : checkpoint_(checkpoint), dtype_(dtype), group_(group) {}
+  StoredCodes(const Checkpoint& checkpoint, Dtype dtype) : checkpoint_(checkpoint), dtype_(dtype) {}
 
   bool holds(const std::string& name) const {
     const TensorInfo* info = checkpoint_.find(name);
@@ -75,7 +74,6 @@ class StoredCodes {
     }
     FUT_CHECK(dtype_ != Dtype::e4m3 || static_cast<int64_t>(out.scale.size()) == out.rows, checkpoint_.path(),
               ": tensor ", names[0], "_scale: expected one scale a row");
-    if (dtype_ == Dtype::int4) *group_ = out.group;
     return out;
   }
 
@@ -102,7 +100,6 @@ class StoredCodes {
 
   const Checkpoint& checkpoint_;
   Dtype dtype_;
-  int64_t* group_;
 };
 
 /// The four matrices of one layer in one format, on the host.
@@ -110,12 +107,12 @@ struct HostLayer {
   HostWeight qkv, o, gate_up, down;
 };
 
+/// From floats, or, without `tensors`, from the codes that the checkpoint stores.
 HostLayer encode_layer(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t l, Dtype dtype, int group,
                        const LayerTensors* tensors) {
   const std::string o = layer_name(l, "self_attn.o_proj"), down = layer_name(l, "mlp.down_proj");
   if (!tensors) {
-    int64_t stored_group = group;
-    const StoredCodes codes(checkpoint, dtype, &stored_group);
+    const StoredCodes codes(checkpoint, dtype);
     return {codes.read(qkv_names(l)), codes.read({o}), codes.read(gate_up_names(l)), codes.read({down})};
   }
   const int64_t E = config.head_dim, qkv_rows = (config.heads + 2 * config.kv_heads) * E;
@@ -183,8 +180,7 @@ LayerWeights place_layer(Backend& backend, const HostLayer& layer) {
 
 /// Whether a phase can take its codes from the checkpoint as they are.
 bool stored_as(const Checkpoint& checkpoint, Dtype dtype, int64_t layers) {
-  int64_t group = 0;
-  const StoredCodes codes(checkpoint, dtype, &group);
+  const StoredCodes codes(checkpoint, dtype);
   for (int64_t l = 0; l < layers; ++l) {
     std::vector<std::string> names = qkv_names(l), more = gate_up_names(l);
     names.insert(names.end(), more.begin(), more.end());
