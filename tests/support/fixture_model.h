@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <numbers>
 
@@ -81,7 +82,7 @@ struct Fixture {
   std::string stored = "F32";          ///< or "BF16"
   std::string lm_head = "yes";         ///< "yes", "no", "zero", or "copy" of the embedding
   bool attention_bias = false, mlp_bias = false, inv_freq = false;
-  std::vector<std::pair<std::string, float>> factors = {};  ///< tensors that are multiplied after they were drawn
+  std::function<void(const std::string& tensor, std::vector<float>& values)> edit = {};  ///< after they were drawn
 };
 
 /// GPT-2's spelling of a byte as a character, in UTF-8.
@@ -160,10 +161,6 @@ class FixtureWeights {
     if (sigma == 0) sigma = std::pow(static_cast<double>(shape.back()), -0.5);
     std::vector<float> values(count_of(shape));
     for (float& value : values) value = static_cast<float>(random_.gauss(sigma));
-    for (const auto& [scaled, factor] : fixture_.factors) {
-      if (scaled != name) continue;
-      for (float& value : values) value *= factor;
-    }
     put(name, shape, values);
     return values;
   }
@@ -172,7 +169,8 @@ class FixtureWeights {
     put(name, shape, std::vector<float>(count_of(shape), value));
   }
 
-  void put(const std::string& name, const std::vector<int64_t>& shape, const std::vector<float>& values) {
+  void put(const std::string& name, const std::vector<int64_t>& shape, std::vector<float> values) {
+    if (fixture_.edit) fixture_.edit(name, values);
     std::vector<uint16_t> halves;
     for (float value : values) halves.push_back(to_bf16(value).bits);
     file_.add(name, fixture_.stored, nlohmann::json(shape).dump(),
