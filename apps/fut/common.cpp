@@ -207,6 +207,10 @@ double rounded(double value, int digits) {
   return std::round(value * unit) / unit;
 }
 
+std::string saturation_text(const Timing& timing) {
+  return fmt::format("fut: {} activations were clamped to what their format can hold", timing.saturated);
+}
+
 std::string weights_line(const ModelInfo& info) {
   return fmt::format("weights: {} prefill {}, {} decode {}, embedding {}, head {}", info.prefill,
                      mib(info.prefill_weight_bytes), info.decode, mib(info.decode_weight_bytes),

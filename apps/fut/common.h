@@ -107,6 +107,9 @@ double rounded(double value, int digits);
 /// "weights: fp8 prefill 129.4 MiB, ..."
 std::string weights_line(const ModelInfo& info);
 
+/// What the formats had to clamp in the last run.
+std::string saturation_text(const Timing& timing);
+
 /// A progress bar on stderr, if that is a terminal; it leaves nothing behind.
 class Bar {
  public:

@@ -158,6 +158,7 @@ void note_speed(const Engine& engine) {
   note(fmt::format("{}: prefill {:.1f} tok/s ({} tokens), decode {:.1f} tok/s ({} tokens); {}", info.backend,
                    per_second(timing.prefill_tokens, timing.prefill_seconds), timing.prefill_tokens,
                    per_second(timing.decode_tokens, timing.decode_seconds), timing.decode_tokens, weights_line(info)));
+  if (timing.saturated) note(saturation_text(timing));
 }
 
 int generate_many(Engine& engine, const GenerateFlags& flags, const std::vector<Request>& requests) {

@@ -178,6 +178,7 @@ Report score_text(const PerplexityFlags& flags, const std::string& text) {
   if (kl.wrote()) note(fmt::format("base of {} tokens written to {}", report.score.tokens, kl.path()));
   const Timing timing = engine->last_timing();
   report.seconds = timing.prefill_seconds + timing.decode_seconds;
+  if (timing.saturated) note(saturation_text(timing));
   return report;
 }
 

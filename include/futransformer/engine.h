@@ -58,6 +58,8 @@ struct Completion {
 struct Timing {
   int64_t prefill_tokens = 0, decode_tokens = 0;  ///< decode: tokens produced by decode steps, over all sequences
   double prefill_seconds = 0, decode_seconds = 0;
+  int64_t saturated = 0;   ///< activations that a format had to clamp: 0 in a healthy run
+  int64_t outgrown = 0;    ///< residual rows that outgrew their previous norm and got an exact FP8 scale instead
 };
 
 /// Sizes that a user asks about first.

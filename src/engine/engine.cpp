@@ -116,6 +116,18 @@ void EngineImpl::describe(const ModelSource& source) {
   i.kv_pool_tokens = pool_->token_capacity();
 }
 
+void EngineImpl::start_timing() {
+  timing_ = Timing{};
+  saturation_before_ = model_->saturation();
+}
+
+Timing EngineImpl::last_timing() const {
+  Timing timing = timing_;
+  timing.saturated = model_->saturation().values - saturation_before_.values;
+  timing.outgrown = model_->saturation().rows - saturation_before_.rows;
+  return timing;
+}
+
 const Tokenizer& EngineImpl::tokenizer() const {
   FUT_CHECK(tokenizer_, tokenizer_error_);
   return *tokenizer_;

@@ -18,7 +18,7 @@ class EngineImpl final : public Engine {
   const ModelInfo& info() const override { return info_; }
   std::vector<Completion> generate(const std::vector<Request>& requests, const TextCallback& on_text) override;
   Score score(const std::vector<int32_t>& tokens, const ScoreOptions& options, const ScoreCallback& on_token) override;
-  Timing last_timing() const override { return timing_; }
+  Timing last_timing() const override;
   std::vector<int32_t> tokenize(std::string_view text, bool add_bos, bool parse_control_tokens) const override;
   std::string detokenize(const std::vector<int32_t>& ids) const override;
 
@@ -29,6 +29,7 @@ class EngineImpl final : public Engine {
   int64_t context() const { return info_.context; }
   bool is_end(int32_t id) const;
   Timing& timing() { return timing_; }
+  void start_timing();
 
  private:
   void describe(const ModelSource& source);
@@ -44,6 +45,7 @@ class EngineImpl final : public Engine {
   std::vector<int32_t> end_tokens_;
   ModelInfo info_;
   Timing timing_;
+  Saturation saturation_before_;
 };
 
 /// The three precisions of EngineOptions as types; throws on an unknown word.

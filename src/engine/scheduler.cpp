@@ -24,7 +24,7 @@ class Stopwatch {
 
 Scheduler::Scheduler(EngineImpl& engine, const std::vector<Request>& requests, const TextCallback& on_text)
     : engine_(engine), requests_(requests), on_text_(on_text), answers_(requests.size()) {
-  engine_.timing() = Timing{};
+  engine_.start_timing();
   for (size_t i = 0; i < requests.size(); ++i) prepare(i);
 }
 

@@ -188,7 +188,7 @@ class Scorer {
 
 Score EngineImpl::score(const std::vector<int32_t>& tokens, const ScoreOptions& options,
                         const ScoreCallback& on_token) {
-  timing_ = Timing{};
+  start_timing();
   return Scorer(*this, tokens, options, on_token).run();
 }
 
