@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "bench_op.h"
 #include "common.h"
 #include "io/json.h"
 
@@ -182,12 +183,19 @@ int bench_model(int argc, const char* const* argv) {
 int run_bench(int argc, const char* const* argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
   if (what == "model") return bench_model(argc - 1, argv + 1);
+  if (what == "op" || what == "block" || what == "step") return bench_parts(argc - 1, argv + 1);
   if (what == "--help" || what == "-h") {
-    put("Measures speed.\nUsage: fut bench model MODEL [OPTIONS]      fut bench model --help\n");
+    put("Measures speed.\n"
+        "Usage: fut bench model MODEL [OPTIONS]   a whole model, through the calls that `fut generate` makes\n"
+        "       fut bench op [NAME] [OPTIONS]     one operation, or each of them\n"
+        "       fut bench block [OPTIONS]         the operations of one layer\n"
+        "       fut bench step [OPTIONS]          a whole step\n"
+        "The last three need no model, only a shape. Each has its own --help.\n");
     return 0;
   }
   note(what.empty() ? "fut: bench what? (see fut bench --help)"
-                    : fmt::format("fut: unknown benchmark {} (see fut bench --help)", one_line(std::string(what))));
+                    : fmt::format("fut: unknown benchmark {} (known: model, op, block, step; see fut bench --help)",
+                                  one_line(std::string(what))));
   return kUsage;
 }
 

@@ -1,0 +1,66 @@
+// How fast operations, a block (the operations of one layer) and a whole step are on a backend. Weights, activations
+// and cached tokens are random, so that no model is needed and none has to be read; sizes are what a model's would be.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "ops/backend.h"
+
+namespace fut {
+
+/// A model's sizes under the name that users type.
+struct BenchShape {
+  std::string name;
+  LlamaConfig config;
+};
+const std::vector<BenchShape>& bench_shapes();
+
+/// The sizes of a model on disk; reads its headers only.
+LlamaConfig model_shape(const std::string& model);
+
+/// Names of the operations of a phase, in the order of a step.
+std::vector<std::string> bench_op_names(bool prefill);
+
+struct BenchOptions {
+  LlamaConfig config;
+  bool prefill = false;          ///< whole prompts, or one token a sequence
+  Dtype weights = Dtype::int4;   ///< prefill takes all but int4
+  Dtype kv = Dtype::int4;        ///< int4, e4m3, bf16 or f32
+  std::optional<Dtype> head;     ///< of lm_head; by itself as the engine keeps it: bf16, f32 beside f32 weights
+  int group = 64;                ///< of int4 weights
+  int64_t batch = 1;             ///< sequences
+  int64_t context = 2048;        ///< tokens of each that are in the cache already
+  int64_t tokens = 512;          ///< prefill: new tokens of each
+  int64_t layers = 0;            ///< step: layers that run, 0: all. op, block: sets of weights and cache that take
+                                 ///< turns, 0: enough to exceed the last-level cache twice, where memory allows
+  int repeat = 10;               ///< samples
+  double sample_seconds = 2e-3;  ///< runs are repeated within a sample until it is this long
+  std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;
+};
+
+/// One row of a benchmark's table.
+struct BenchResult {
+  std::string what;
+  int64_t layers = 0;      ///< as BenchOptions::layers, resolved
+  int64_t bytes = 0;       ///< moved by one run, each thing counted once (kBenchBytes)
+  std::vector<double> us;  ///< of a run, sorted, one a sample
+
+  double median_us() const;
+  double gb_per_second() const { return static_cast<double>(bytes) / median_us() * 1e-3; }
+};
+
+/// What BenchResult::bytes counts, for users.
+inline constexpr const char* kBenchBytes =
+    "weights with their scales and padding as the backend holds them; cached keys and values with their scales that\n"
+    "are read or written; activations read and written, once each. Single numbers a row (scales, sums) are left out.";
+
+/// `what`: a name of bench_op_names, "block" or "step". Error before anything large is allocated where memory does not
+/// suffice.
+BenchResult run_benchmark(Backend& backend, const std::string& what, const BenchOptions& options);
+
+}  // namespace fut
