@@ -1,14 +1,15 @@
 // MATH       o[t, h] = sum_j p_j v_j / sum_j p_j,  p_j = 2^(q[t, h] . k_j): q carries log2(e) / sqrt(E).
 // SHAPES     E = 64, 128; 1 to 16 query heads a KV head; caches INT4, BF16, E4M3; any length. Refused: f32 caches.
-// LAYOUT     kv_page.h. Keys are operand A (16 tokens x 16 channels), the group's query heads are n = 8 (two column tiles
+// LAYOUT     kv_page.h. Keys are operand A (16 tokens x 16 channels), the group's query heads are n = 8 (two column
+// tiles
 //            beyond 8 heads); O^T = V^T P^T likewise, with P turned by movmatrix.
 // SCHEDULE   A block takes (row, KV head, split): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). Its four
-//            warps take items in turn: INT4 pages by one bulk copy each, or tiles of 16 tokens row by row (BF16, E4M3, and
-//            an INT4 sequence's sinks and own page). A warp keeps three items in flight in buffers of its own.
-//            The last block of a row and KV head to arrive merges the splits, in their order.
+//            warps take items in turn: INT4 pages by one bulk copy each, or tiles of 16 tokens row by row (BF16, E4M3,
+//            and an INT4 sequence's sinks and own page). A warp keeps three items in flight in buffers of its own. The
+//            last block of a row and KV head to arrive merges the splits, in their order.
 // NUMERICS   Scores and sums FP32. INT4: scales of keys multiply accumulators; scales of values multiply P, rounded to
-//            FP16 after that, P times 2^15 (so that 2^-9 of a scale and 2^-14 of a weight stay normal numbers). BF16: P is
-//            split into two BF16. Unwritten slots never reach a sum: their scores are replaced, their values zeroed.
+//            FP16 after that, P times 2^15 (so that 2^-9 of a scale and 2^-14 of a weight stay normal numbers). BF16: P
+//            is split into two BF16. Unwritten slots never reach a sum: their scores are replaced, their values zeroed.
 // ROOFLINE   Page bytes over the read rate: 136 bytes a token and KV head at INT4, E = 128; docs/PERF.md.
 // REFERENCE  Keys as operand A, split over pages: DESIGN section 6.
 #pragma once
@@ -287,7 +288,8 @@ class AttentionBlock {
       for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[i][nb]);
 #pragma unroll
       for (int c = 0; c < E / 64; ++c) {
-        const uint4 v = load_shared_16(data + static_cast<uint32_t>(layout.key_tile_offset(16 * i, 64 * c)) + lane_ * 16);
+        const uint4 v =
+            load_shared_16(data + static_cast<uint32_t>(layout.key_tile_offset(16 * i, 64 * c)) + lane_ * 16);
         const uint32_t code[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -297,7 +299,8 @@ class AttentionBlock {
           const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&pair));
 #pragma unroll
           for (int nb = 0; nb < NB; ++nb) {
-            const float2 start = load_shared_f2(shared_address(starts_) + ((group * NB + nb) * 8 + 2 * (lane_ & 3)) * 4);
+            const float2 start =
+                load_shared_f2(shared_address(starts_) + ((group * NB + nb) * 8 + 2 * (lane_ & 3)) * 4);
             float d[4] = {start.x, start.y, 16.0f * start.x, 16.0f * start.y};
 #pragma unroll
             for (int step = 2 * half; step < 2 * half + 2; ++step) {
@@ -356,7 +359,8 @@ class AttentionBlock {
         unpack_int4(a[1], code[1][i]);
 #pragma unroll
         for (int nb = 0; nb < NB; ++nb) {
-          const uint32_t b0 = multiply_halves(weight[i][nb][0], scale[0]), b1 = multiply_halves(weight[i][nb][1], scale[1]);
+          const uint32_t b0 = multiply_halves(weight[i][nb][0], scale[0]),
+                         b1 = multiply_halves(weight[i][nb][1], scale[1]);
           mma(HalfOperand{}, state_.o[2 * group][nb], a[0], b0, b1);
           mma(HalfOperand{}, state_.o[2 * group + 1][nb], a[1], b0, b1);
           mma(HalfOperand{}, sum[nb], ones, b0, b1);
@@ -425,7 +429,8 @@ class AttentionBlock {
     // INT4: O is kept in units of the codes; powers of two, so nothing is lost.
     const float unit = Shape::kInt4 ? 1.0f / (args_.cache.value_factor[head_] * 4294967296.0f) : 1.0f;
     const float upper = Shape::kInt4 ? 16.0f * unit : 1.0f;
-    const uint32_t row = data + Shape::kValueRows + ((lane_ & 7) + (lane_ >> 4) * 8) * Shape::kPitch + (lane_ >> 3 & 1) * 16;
+    const uint32_t row =
+        data + Shape::kValueRows + ((lane_ & 7) + (lane_ >> 4) * 8) * Shape::kPitch + (lane_ >> 3 & 1) * 16;
 #pragma unroll
     for (int i = 0; i < E / 16; ++i) {
       uint32_t a[4];
@@ -484,8 +489,9 @@ class AttentionBlock {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t first = m[2 * half], second = m[2 * half + 1];
-        const uint32_t a[4] = {e4m3x2_to_half2(__byte_perm(first, 0, 0x4420)), e4m3x2_to_half2(__byte_perm(first, 0, 0x4431)),
-                               e4m3x2_to_half2(__byte_perm(second, 0, 0x4420)), e4m3x2_to_half2(__byte_perm(second, 0, 0x4431))};
+        const uint32_t a[4] = {
+            e4m3x2_to_half2(__byte_perm(first, 0, 0x4420)), e4m3x2_to_half2(__byte_perm(first, 0, 0x4431)),
+            e4m3x2_to_half2(__byte_perm(second, 0, 0x4420)), e4m3x2_to_half2(__byte_perm(second, 0, 0x4431))};
 #pragma unroll
         for (int nb = 0; nb < NB; ++nb) {
           float d[4] = {};
@@ -610,8 +616,7 @@ class AttentionBlock {
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(kAttentionThreads, 2)
-    attention_kernel(const __grid_constant__ AttentionLaunch args) {
+__global__ void __launch_bounds__(kAttentionThreads, 2) attention_kernel(const __grid_constant__ AttentionLaunch args) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t landed[kAttentionWarps * kItemSlots];
   __shared__ __align__(8) float starts[Shape::E / kKvGroup * Shape::NB * 8];

@@ -15,19 +15,19 @@ struct RowMap {
 };
 
 struct AttentionLaunch {
-  const Bf16* q = nullptr;          // (T, H, E)
-  const Bf16* k = nullptr;          // (T, J, E) of this call, or null: the own page is in the tail (decode)
+  const Bf16* q = nullptr;  // (T, H, E)
+  const Bf16* k = nullptr;  // (T, J, E) of this call, or null: the own page is in the tail (decode)
   const Bf16* v = nullptr;
-  KvCache cache;                    ///< its arrays in device memory
+  KvCache cache;  ///< its arrays in device memory
   RowMap map;
-  int rows = 0, heads = 0;          ///< T, H
-  void* out = nullptr;              // (T, H, E) f16, bf16 or f32
+  int rows = 0, heads = 0;  ///< T, H
+  void* out = nullptr;      // (T, H, E) f16, bf16 or f32
   Dtype out_type = Dtype::f16;
-  float out_scale = 1.0f;           ///< f16: out = value / out_scale, saturated
+  float out_scale = 1.0f;  ///< f16: out = value / out_scale, saturated
   unsigned long long* saturated = nullptr;
-  int splits = 1;                   ///< a row's pages are cut into at most this many pieces
-  float* partial = nullptr;         // attention_partial_bytes(), where splits > 1
-  unsigned* arrived = nullptr;      // (T, J) zeros; left as zeros
+  int splits = 1;               ///< a row's pages are cut into at most this many pieces
+  float* partial = nullptr;     // attention_partial_bytes(), where splits > 1
+  unsigned* arrived = nullptr;  // (T, J) zeros; left as zeros
 };
 
 /// Pieces that a row's pages are cut into. It depends on the number of KV heads and the card alone, so that a sequence

@@ -1,21 +1,20 @@
 // MATH       cpu_backend.cpp's finish_qkv_row and attention.cpp's write_cache, element by element.
 // SHAPES     E = 64 or 128; INT4, BF16 and E4M3 caches. Refused: f32 caches.
 // LAYOUT     kv_page.h.
-// SCHEDULE   finish_qkv: a block of E threads takes a head of a row. A new key or value goes into tail and sinks, or its
+// SCHEDULE   finish_qkv: a block of E threads takes a head of a row. A new key or value goes into tail and sinks, or
+// its
 //            page; a block whose token fills an INT4 page quantises that half of the page (keys or values).
 //            store_cache: a block takes one page of one KV head of one sequence, keys or values.
-// NUMERICS   No contraction (-fmad=false) and the order of kv_page.h: codes and scales are those of the CPU, bit for bit.
-// ROOFLINE   small; a page of 64 tokens is quantised every 64 steps.
-#include "cuda/cache.h"
-
+// NUMERICS   No contraction (-fmad=false) and the order of kv_page.h: codes and scales are those of the CPU, bit for
+// bit. ROOFLINE   small; a page of 64 tokens is quantised every 64 steps.
 #include "cuda/block.cuh"
+#include "cuda/cache.h"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
 #include "layout/hadamard.h"
 
 namespace fut::cuda {
 namespace {
-
 
 __device__ Bf16* tail_rows(const KvCache& c, int64_t b, int8_t tail, int head, int which) {
   return c.tails + (((c.slot[b] * 2 + tail) * c.kv_heads + head) * 2 + which) * kKvPageTokens * c.layout.head_dim;
@@ -63,10 +62,11 @@ __device__ E4m3 choose_scale(const float (&x)[8], float factor) {
   return best;
 }
 
-/// Codes and scales of one half (0 keys, 1 values) of an INT4 page. row(token) -> its E BF16 elements. All threads of the
-/// block; `codes` is (64, E) of shared memory.
+/// Codes and scales of one half (0 keys, 1 values) of an INT4 page. row(token) -> its E BF16 elements. All threads of
+/// the block; `codes` is (64, E) of shared memory.
 template <class Row>
-__device__ void quantise_page(uint8_t* page, const KvPageLayout& layout, int which, float factor, uint8_t* codes, Row row) {
+__device__ void quantise_page(uint8_t* page, const KvPageLayout& layout, int which, float factor, uint8_t* codes,
+                              Row row) {
   const int E = layout.head_dim, groups = layout.groups(), lanes = kKvPageTokens * groups * 4;
   for (int i = threadIdx.x; i < lanes; i += blockDim.x) {
     const int t = i & 3, group = i / 4 % groups, token = i / (4 * groups);
@@ -92,7 +92,8 @@ __device__ void quantise_page(uint8_t* page, const KvPageLayout& layout, int whi
     uint32_t packed = 0;
     for (int nibble = 0; nibble < 8; ++nibble) {
       const Int4Coordinate c = int4_coordinate({lane, word, nibble});
-      const int token = which ? c.k : tile / (E / 64) * 16 + c.row, channel = which ? tile * 16 + c.row : tile % (E / 64) * 64 + c.k;
+      const int token = which ? c.k : tile / (E / 64) * 16 + c.row,
+                channel = which ? tile * 16 + c.row : tile % (E / 64) * 64 + c.k;
       packed |= uint32_t{codes[token * E + channel]} << (4 * nibble);
     }
     words[i] = packed;
@@ -179,7 +180,8 @@ __global__ void finish_qkv_kernel(const __grid_constant__ QkvFinish args) {
   if (args.append) append(c, args.map.sequence[t], position, j, which, rounded, codes);
 }
 
-/// Block (page, 2 j + which, b): the tokens of this call that fall into the page, and the page itself if it is now full.
+/// Block (page, 2 j + which, b): the tokens of this call that fall into the page, and the page itself if it is now
+/// full.
 __global__ void store_cache_kernel(const __grid_constant__ QkvFinish args) {
   extern __shared__ uint8_t codes[];
   const KvCache& c = args.cache;
@@ -197,7 +199,8 @@ __global__ void store_cache_kernel(const __grid_constant__ QkvFinish args) {
     for (int64_t p = first; p < last; ++p) store_token(c, b, p, head, which, to_f32(new_row(p)[i]));
     return;
   }
-  for (int64_t p = first; p < min(last, int64_t{kKvSinkTokens}); ++p) sink_rows(c, b, head, which)[p * E + i] = new_row(p)[i];
+  for (int64_t p = first; p < min(last, int64_t{kKvSinkTokens}); ++p)
+    sink_rows(c, b, head, which)[p * E + i] = new_row(p)[i];
   Bf16* tail = tail_rows(c, b, c.tail_in[b], head, which);
   const bool full = last == page_start + kKvPageTokens;
   if (page == first_page || !full) {

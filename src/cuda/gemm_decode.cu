@@ -8,9 +8,7 @@ extern template void launch_gemm_for<Int4Tile<2>>(const char*, const GemmArgs&, 
 extern template void launch_gemm_for<E4m3Tile>(const char*, const GemmArgs&, cudaStream_t);
 extern template void launch_gemm_for<Bf16Tile>(const char*, const GemmArgs&, cudaStream_t);
 
-bool gemm_normalises(const Weight& weight, int batch) {
-  return batch <= 8 && batch * weight.cols * 2 <= kStagedBytes;
-}
+bool gemm_normalises(const Weight& weight, int batch) { return batch <= 8 && batch * weight.cols * 2 <= kStagedBytes; }
 
 int weight_tile_bytes(Dtype dtype, int group) {
   switch (dtype) {

@@ -1,17 +1,18 @@
 // MATH       y[b, n] = f(b, n) sum_k a[b, k] w[n, k], then Finish: store, add to the residual, or SwiGLU of a row pair.
 // SHAPES     B = 1..32, K a multiple of 64, any N. Weights INT4 (G = 32, 64, 128), E4M3, BF16. Refused: f32 weights.
-// LAYOUT     W is a row of tiles of 16 rows x 64 k per 16 rows: int4_fragment.h, weight_tile.cuh. The weight is operand A
+// LAYOUT     W is a row of tiles of 16 rows x 64 k per 16 rows: int4_fragment.h, weight_tile.cuh. The weight is operand
+// A
 //            of m16n8k16, the batch is n: NB = ceil(B / 8) column tiles.
 // SCHEDULE   One block an SM, 8 consumer warps and a producer warp. A block takes R row tiles at a time (SwiGLU: a gate
-//            tile and its up tile) over all of K; consumer w takes k-tiles w, w + 8, .. of a chunk. The producer streams
-//            chunks through a ring of shared memory by bulk copies, at most `window` of them in flight: more would only
-//            queue ahead of the hand-over's own traffic. It starts before the previous kernel has ended, since weights
-//            depend on nothing; everything else waits (griddepcontrol.wait).
+//            tile and its up tile) over all of K; consumer w takes k-tiles w, w + 8, .. of a chunk. The producer
+//            streams chunks through a ring of shared memory by bulk copies, at most `window` of them in flight: more
+//            would only queue ahead of the hand-over's own traffic. It starts before the previous kernel has ended,
+//            since weights depend on nothing; everything else waits (griddepcontrol.wait).
 //              staged  B K fits: the activations are read once, normalised, and kept as B fragments in shared memory.
 //              ring    otherwise: rows of f16 or bf16 activations ride in the ring beside the weights they meet.
 // NUMERICS   Operands are rounded once (f16; bf16 for BF16 weights); accumulators FP32; INT4 scales multiply the
-//            accumulator of a group. The eight warps' sums are added in the order of the warps: a result depends on K and
-//            the format alone, never on the batch's other rows or on timing.
+//            accumulator of a group. The eight warps' sums are added in the order of the warps: a result depends on K
+//            and the format alone, never on the batch's other rows or on timing.
 // ROOFLINE   Weight bytes over the read rate (H200: 4.57 TB/s); docs/PERF.md has what each shape reaches.
 // REFERENCE  Weight as operand A, masks to FP16 subnormals and scales on the accumulator: DESIGN section 5.
 #pragma once
@@ -34,9 +35,10 @@ struct GemmShape {
   static constexpr bool kStaged = kStaged_;
   static constexpr int kTilesPerWarp = kStaged && Tile::kTilesPerWarp > R ? Tile::kTilesPerWarp / R : 1;
   static constexpr int kChunk = kTilesPerWarp * kConsumerWarps;  ///< k-tiles of a chunk
-  static constexpr int kRowPitch = kChunk * 128 + 16;            ///< bytes; 16 more, so that eight rows meet no bank twice
+  static constexpr int kRowPitch = kChunk * 128 + 16;  ///< bytes; 16 more, so that eight rows meet no bank twice
   static constexpr int kWeightBytes = R * kChunk * Tile::kBytes;
   static constexpr int kReduceBuffers = NB == 1 ? 2 : 1;
+  static constexpr int kMinBlocks = NB == 1 ? 2 : NB == 2 ? 1 : 0;  ///< an SM; 0: what the compiler likes best
   static constexpr int kReduceFloats = kConsumerWarps * R * NB * 128;
 
   FUT_HD static int stage_bytes(int batch) { return kWeightBytes + (kStaged ? 0 : batch * kRowPitch); }
@@ -78,7 +80,8 @@ class GemmBlock {
   /// The producer warp: every chunk of every row group, in the order of consumption.
   __device__ void produce() {
     const int lane = threadIdx.x & 31;
-    const int mine = (groups_ - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    const int mine =
+        (groups_ - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
     const int total = mine * chunks_, ahead = min(min(args_.stages, args_.window), total);
     if constexpr (Shape::kStaged) {
       if (lane == 0) {
@@ -320,7 +323,8 @@ class GemmBlock {
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(kConsumers + 32, Shape::NB == 1 ? 2 : 1) gemm_decode_kernel(const __grid_constant__ GemmArgs args) {
+__global__ void __launch_bounds__(kConsumers + 32, Shape::kMinBlocks)
+    gemm_decode_kernel(const __grid_constant__ GemmArgs args) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
   GemmBlock<Shape> block(args, memory, full, empty);

@@ -17,11 +17,11 @@ enum class Finish {
 };
 
 struct GemmArgs {
-  const uint8_t* weight = nullptr;    // tiles [ceil(N / 16)][K / 64]
+  const uint8_t* weight = nullptr;      // tiles [ceil(N / 16)][K / 64]
   const float* weight_scale = nullptr;  // (N), e4m3
-  int rows = 0, cols = 0;             ///< N, K
-  const void* a = nullptr;            // (B, K) row-major: f32 to be normalised, else f16 or bf16
-  bool normalise = false;             ///< a[b] / rms(a[b]), rounded to the operand's type
+  int rows = 0, cols = 0;               ///< N, K
+  const void* a = nullptr;              // (B, K) row-major: f32 to be normalised, else f16 or bf16
+  bool normalise = false;               ///< a[b] / rms(a[b]), rounded to the operand's type
   float eps = 0.0f;
   const int64_t* row = nullptr;       // (B) or null: which rows of a; only with normalise
   float a_scale = 1.0f;               ///< y *= a_scale
@@ -30,9 +30,9 @@ struct GemmArgs {
   Finish finish = Finish::plain;
   void* out = nullptr;
   Dtype out_type = Dtype::f32;
-  float out_scale = 1.0f;                    ///< f16: out = value / out_scale, saturated
-  unsigned long long* saturated = nullptr;   // (1) or null: raised by the number of clamped values
-  int stages = 0, window = 0;                // the launcher's: ring slots, and slots that may be in flight
+  float out_scale = 1.0f;                   ///< f16: out = value / out_scale, saturated
+  unsigned long long* saturated = nullptr;  // (1) or null: raised by the number of clamped values
+  int stages = 0, window = 0;               // the launcher's: ring slots, and slots that may be in flight
 };
 
 /// True if a launch normalises f32 rows by itself; otherwise normalise_rows() must make f16 or bf16 rows first.

@@ -1,14 +1,16 @@
-// Checked CUDA calls, and the one way kernels are launched: on a stream, allowed to start before their predecessor ends.
+// Checked CUDA calls, and the one way kernels are launched: on a stream, allowed to start before their predecessor
+// ends.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "base/error.h"
 
-#define FUT_CUDA(call)                                                                                        \
-  do {                                                                                                        \
-    const cudaError_t status_ = (call);                                                                       \
-    if (status_ != cudaSuccess) [[unlikely]] ::fut::fail("CUDA: ", #call, ": ", cudaGetErrorString(status_)); \
+#define FUT_CUDA(call)                                                 \
+  do {                                                                 \
+    const cudaError_t status_ = (call);                                \
+    if (status_ != cudaSuccess) [[unlikely]]                           \
+      ::fut::fail("CUDA: ", #call, ": ", cudaGetErrorString(status_)); \
   } while (0)
 
 namespace fut::cuda {

@@ -1,8 +1,8 @@
 // Every line of PTX in one place: mbarriers and bulk copies, tensor-core products, and the two halves of programmatic
 // dependent launch (PDL).
 //
-// Products and register shuffles are not volatile: they are functions of their operands, and the compiler may interleave
-// them. Whatever orders memory is volatile and clobbers it.
+// Products and register shuffles are not volatile: they are functions of their operands, and the compiler may
+// interleave them. Whatever orders memory is volatile and clobbers it.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +37,9 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
 
 /// Global -> shared by the copy engine; addresses and size are multiples of 16 bytes.
 __device__ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-      "r"(bytes), "r"(barrier)
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 /// Orders this thread's view of memory with what its later bulk copies read.
 __device__ inline void copy_engine_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
@@ -94,7 +93,8 @@ __device__ inline uint32_t transpose_8x8(uint32_t x) {
 struct HalfOperand {};
 struct Bf16Operand {};
 
-/// d += a b: 16 x 8 += (16 x 16) (16 x 8), FP32 accumulators. Lane 4 g + t holds rows g, g + 8 of d in columns 2t, 2t + 1.
+/// d += a b: 16 x 8 += (16 x 16) (16 x 8), FP32 accumulators. Lane 4 g + t holds rows g, g + 8 of d in columns 2t, 2t
+/// + 1.
 __device__ inline void mma(HalfOperand, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"

@@ -3,11 +3,10 @@
 // SCHEDULE   one block of 256 threads a row, two or three passes over it.
 // NUMERICS   sums of squares FP32 in a fixed order; 1 / rms in double, rounded to FP32.
 // ROOFLINE   bytes; not optimised.
-#include "cuda/rows.h"
-
 #include "cuda/block.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/rows.h"
 #include "cuda/weight_tile.cuh"
 
 namespace fut::cuda {
@@ -38,7 +37,8 @@ __device__ float inverse_rms(const Residual& r, int64_t t, int width) {
 __device__ void copy_to_e4m3(const Residual& r, int64_t t, int width, float before) {
   if (!r.x8) return;
   float largest = 0.0f;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) largest = fmaxf(largest, fabsf(load(r.x, r.dtype, t * width + i)));
+  for (int i = threadIdx.x; i < width; i += blockDim.x)
+    largest = fmaxf(largest, fabsf(load(r.x, r.dtype, t * width + i)));
   largest = max_block(largest);
   float scale = e4m3_scale(largest);
   if (before > 0.0f && r.x8_scaling != Fp8Scaling::exact) {
@@ -63,11 +63,13 @@ __device__ Bf16 tile_element(const Weight& w, int64_t n, int64_t k) {
   return static_cast<const Bf16*>(w.data)[tile * 1024 + place.word * 256 + place.lane * 8 + part];
 }
 
-__global__ void embed_kernel(const __grid_constant__ Residual r, const __grid_constant__ Weight w, const int32_t* tokens) {
+__global__ void embed_kernel(const __grid_constant__ Residual r, const __grid_constant__ Weight w,
+                             const int32_t* tokens) {
   wait_for_previous_kernel();
   const int64_t t = blockIdx.x, token = tokens[t];
   const int width = static_cast<int>(w.cols);
-  for (int i = threadIdx.x; i < width; i += blockDim.x) store(r.x, r.dtype, t * width + i, to_f32(tile_element(w, token, i)));
+  for (int i = threadIdx.x; i < width; i += blockDim.x)
+    store(r.x, r.dtype, t * width + i, to_f32(tile_element(w, token, i)));
   __syncthreads();  // closes: the row read by other threads before it is written
   copy_to_e4m3(r, t, width, 0.0f);
 }
@@ -111,7 +113,8 @@ __global__ void store_operand_kernel(const __grid_constant__ Operand a, const fl
   float scale = a.scale;
   if (a.amax || a.row_scale) {
     float largest = 0.0f;
-    for (int i = threadIdx.x; i < cols; i += blockDim.x) largest = fmaxf(largest, fabsf(operand_value(y, swiglu, t, cols, i)));
+    for (int i = threadIdx.x; i < cols; i += blockDim.x)
+      largest = fmaxf(largest, fabsf(operand_value(y, swiglu, t, cols, i)));
     largest = max_block(largest);
     // Magnitudes are not negative: as integers they are ordered as they are as floats.
     if (a.amax && threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned*>(a.amax), bits_of(largest));
@@ -152,7 +155,8 @@ __global__ void add_to_residual_kernel(const __grid_constant__ Residual r, const
 
 }  // namespace
 
-void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows, cudaStream_t stream) {
+void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows,
+                cudaStream_t stream) {
   launch("embed", embed_kernel, rows, kRowThreads, 0, stream, residual, embedding, tokens);
 }
 

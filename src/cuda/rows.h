@@ -1,6 +1,6 @@
 // Row-wise work beside the matrix products: embedding, operands made of the residual, results rounded into operands and
-// residuals. One block a row. Prefill runs on these and on gemm_decode(), whole rows at a time; a decode step needs them
-// only where a batch is too large for gemm_decode() to normalise by itself.
+// residuals. One block a row. Prefill runs on these and on gemm_decode(), whole rows at a time; a decode step needs
+// them only where a batch is too large for gemm_decode() to normalise by itself.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,8 @@
 namespace fut::cuda {
 
 /// x[t] = embedding[token[t]]; embedding in tiles (weight_tile.cuh). With the e4m3 copy, always exact.
-void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows, cudaStream_t stream);
+void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows,
+                cudaStream_t stream);
 
 /// GEMM operand (rows, K) f16 or bf16 and row factors, as ops.h and cpu/operand.h pair them with a weight of this type.
 void residual_operand(const Residual& residual, Dtype weight, const int64_t* row, int rows, int width, void* out,

@@ -43,7 +43,7 @@ struct Int4Tile {
   using Operand = HalfOperand;
   static constexpr int kGroups = kGroups_;  ///< groups of a tile: 2 where G = 32
   static constexpr int kBytes = kInt4TileCodeBytes + 32 * kGroups;
-  static constexpr int kTilesPerWarp = 4;  ///< of a chunk: 17 KB
+  static constexpr int kTilesPerWarp = kGroups == 1 ? 4 : 2;  ///< of a chunk of 17 or 9 KB: what the registers hold
   struct Words {
     uint32_t code[4], scale[kGroups];
   };
@@ -74,7 +74,8 @@ struct Int4Tile {
     for (int i = 0; i < kGroups; ++i) {
       float d[4] = {};
 #pragma unroll
-      for (int s = i * 4 / kGroups; s < (i + 1) * 4 / kGroups; ++s) mma(Operand{}, d, minus_eight, b[2 * s], b[2 * s + 1]);
+      for (int s = i * 4 / kGroups; s < (i + 1) * 4 / kGroups; ++s)
+        mma(Operand{}, d, minus_eight, b[2 * s], b[2 * s + 1]);
       start.sum[i] = make_float2(d[0], d[1]);
     }
   }

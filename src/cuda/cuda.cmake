@@ -1,0 +1,32 @@
+# The room src/cuda, where nvcc is found and FUT_CUDA is on; elsewhere the build is complete without it.
+# CMake 3.25 knows no C++20 for nvcc 13, so the standard is an option of the compiler. Contraction is off because codes must
+# be those of the CPU; kernels say fmaf where they want it. The CUDA runtime is linked statically, and looks the driver up
+# when it runs.
+if(FUT_CUDA)
+  include(CheckLanguage)
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  check_language(CUDA)
+endif()
+if(FUT_CUDA AND CMAKE_CUDA_COMPILER)
+  enable_language(CUDA)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+  set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
+  add_library(fut_cuda_flags INTERFACE)
+  target_compile_options(fut_cuda_flags INTERFACE -std=c++20 "SHELL:-gencode=arch=compute_90a,code=sm_90a" -fmad=false
+    --expt-relaxed-constexpr)
+  target_include_directories(fut_cuda_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+  file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cuda/*.cu)
+  add_library(fut_cuda STATIC ${cuda_sources})
+  target_link_libraries(fut_cuda PRIVATE fut_cuda_flags)
+  target_link_libraries(fut_cuda INTERFACE fut_ops)
+  target_compile_definitions(fut_engine PRIVATE FUT_HAS_CUDA)
+  target_link_libraries(fut_engine PUBLIC fut_cuda)
+  add_library(decode_cuda_object OBJECT ${CMAKE_SOURCE_DIR}/bench/decode_cuda.cu)  # alone: fut_ops brings g++'s flags
+  target_link_libraries(decode_cuda_object PRIVATE fut_cuda_flags)
+  add_executable(decode_cuda $<TARGET_OBJECTS:decode_cuda_object>)
+  target_link_libraries(decode_cuda PRIVATE fut_cuda)
+  if(FUT_TESTS)
+    enable_testing()
+    add_subdirectory(tests/gpu)
+  endif()
+endif()

@@ -1,0 +1,350 @@
+// The operations of ops.h as launches of this folder's kernels on one stream. Decode is what the kernels were made for;
+// prefill runs on the same ones, 32 rows at a time, and a row-wise pass before and behind each product.
+#include <algorithm>
+#include <vector>
+
+#include "cuda/attention.h"
+#include "cuda/cache.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/device_memory.cuh"
+#include "cuda/gemm_decode.h"
+#include "cuda/place.h"
+#include "cuda/rows.h"
+
+namespace fut {
+namespace cuda {
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend() {
+    FUT_CUDA(cudaSetDevice(0));
+    FUT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    cudaMemPool_t pool;
+    FUT_CUDA(cudaDeviceGetDefaultMemPool(&pool, 0));
+    uint64_t keep = UINT64_MAX;  // freed memory stays with the process: a step allocates its logits anew
+    FUT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
+  }
+  ~CudaBackend() override {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+
+  std::string name() const override {
+    cudaDeviceProp properties;
+    FUT_CUDA(cudaGetDeviceProperties(&properties, 0));
+    return cat("cuda (", properties.name, ")");
+  }
+
+  void* allocate(size_t bytes) override {
+    void* data = nullptr;
+    if (bytes == 0) return data;
+    const cudaError_t status = cudaMallocAsync(&data, bytes, stream_);
+    FUT_CHECK(status == cudaSuccess, "out of memory on the card: ", bytes >> 20, " MiB could not be allocated, ",
+              free_bytes() >> 20, " MiB are free (", cudaGetErrorString(status), ")");
+    return data;
+  }
+  void release(void* data, size_t) override {
+    if (data) cudaFreeAsync(data, stream_);
+  }
+
+  void upload(void* to, const void* from, size_t bytes) override {
+    FUT_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_));
+    FUT_CUDA(cudaStreamSynchronize(stream_));
+  }
+  void download(void* to, const void* from, size_t bytes) override {
+    FUT_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_));
+    FUT_CUDA(cudaStreamSynchronize(stream_));
+    counters_.flush(stream_);
+  }
+
+  cudaStream_t stream() const { return stream_; }
+
+  size_t free_bytes() const override {
+    size_t free = 0, total = 0;
+    FUT_CUDA(cudaMemGetInfo(&free, &total));
+    return free;
+  }
+
+  PlacedWeight place(const HostWeight& host) override {
+    const std::vector<uint8_t> tiles = make_tiles(host);
+    PlacedWeight placed;
+    Weight& w = placed.weight;
+    w.dtype = host.dtype;
+    w.rows = host.rows;
+    w.cols = host.cols;
+    w.group = host.group;
+    placed.storage = Buffer(*this, tiles.size());
+    upload(placed.storage.as<void>(), tiles.data(), tiles.size());
+    w.data = placed.storage.as<void>();
+    if (host.dtype == Dtype::e4m3) {
+      placed.scale_storage = Buffer(*this, host.scale.size() * sizeof(float));
+      upload(placed.scale_storage.as<void>(), host.scale.data(), host.scale.size() * sizeof(float));
+      w.scale = placed.scale_storage.as<float>();
+    }
+    w.bytes = static_cast<int64_t>(placed.storage.bytes() + placed.scale_storage.bytes());
+    return placed;
+  }
+
+  void embed(const EmbedArgs& args) override {
+    validate(args);
+    if (args.rows == 0) return;
+    for (int64_t t = 0; t < args.rows; ++t) {
+      FUT_CHECK(args.tokens[t] >= 0 && args.tokens[t] < args.embedding.rows, "token id ", args.tokens[t],
+                " is outside the model's vocabulary of ", args.embedding.rows);
+    }
+    small_.begin();
+    const size_t tokens = small_.add(args.tokens, args.rows);
+    small_.send(stream_);
+    embed_rows(on_device(args.residual), args.embedding, small_.at<int32_t>(tokens), static_cast<int>(args.rows),
+               stream_);
+  }
+
+  void qkv_rope_cache(const QkvArgs& args) override { qkv("qkv_rope_cache", args, false); }
+  void qkv_rope_append(const QkvArgs& args) override { qkv("qkv_rope_append", args, true); }
+  void attention_prefill(const AttentionArgs& args) override { attend("attention_prefill", args, false); }
+  void attention_decode(const AttentionArgs& args) override { attend("attention_decode", args, true); }
+  void o_proj_residual(const ResidualGemmArgs& args) override { residual_gemm("o_proj_residual", args); }
+  void down_residual(const ResidualGemmArgs& args) override { residual_gemm("down_residual", args); }
+
+  void gate_up_swiglu(const GateUpArgs& args) override {
+    validate(args);
+    const int rows = static_cast<int>(args.rows), F = static_cast<int>(args.gate_up.rows / 2);
+    if (rows == 0) return;
+    const char* op = "gate_up_swiglu";
+    const Operand out = on_device(args.out);
+    if (F % 16 == 0 && !out.amax && (out.dtype == Dtype::f16 || out.dtype == Dtype::bf16)) {
+      GemmArgs gemm;
+      gemm.finish = Finish::swiglu;
+      gemm.out = out.data;
+      gemm.out_type = out.dtype;
+      gemm.out_scale = out.scale;
+      gemm.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
+      return normalised_gemm(op, args.residual, args.gate_up, nullptr, rows, gemm);
+    }
+    GemmArgs gemm;
+    gemm.out = y_.reserve<float>(static_cast<size_t>(rows) * args.gate_up.rows, stream_);
+    normalised_gemm(op, args.residual, args.gate_up, nullptr, rows, gemm);
+    store_operand(out, static_cast<float*>(gemm.out), true, rows, F, stream_);
+    collect_amax(args.out);
+  }
+
+  void lm_head(const LmHeadArgs& args) override {
+    validate(args);
+    if (args.rows == 0) return;
+    const int64_t* row = nullptr;
+    if (args.row) {
+      small_.begin();
+      const size_t place = small_.add(args.row, args.rows);
+      small_.send(stream_);
+      row = small_.at<int64_t>(place);
+    }
+    GemmArgs gemm;
+    gemm.out = args.logits;
+    normalised_gemm("lm_head", args.residual, args.head, row, static_cast<int>(args.rows), gemm);
+  }
+
+ private:
+  /// A batch's arrays on the device, and the cache with them in place of the host's.
+  struct DeviceBatch {
+    KvCache cache;
+    RowMap map;
+    const int64_t* start;
+    int64_t longest = 0;  ///< new rows of the longest sequence
+  };
+
+  DeviceBatch on_device(const Batch& batch, const KvCache& cache) {
+    const size_t B = batch.sequences;
+    std::vector<int32_t> sequence;
+    std::vector<int64_t> position;
+    DeviceBatch d{cache, {}, nullptr};
+    for (int64_t b = 0; b < batch.sequences; ++b) {
+      const int64_t rows = batch.start[b + 1] - batch.start[b];
+      d.longest = std::max(d.longest, rows);
+      for (int64_t i = 0; i < rows; ++i) {
+        sequence.push_back(static_cast<int32_t>(b));
+        position.push_back(batch.past[b] + i);
+      }
+    }
+    const bool tails = cache.layout.dtype == Dtype::int4;
+    batch_.begin();
+    const size_t start = batch_.add(batch.start, B + 1), past = batch_.add(batch.past, B),
+                 table = batch_.add(cache.page_table, B * cache.table_width),
+                 slot = batch_.add(cache.slot, tails ? B : 0), in = batch_.add(cache.tail_in, tails ? B : 0),
+                 out = batch_.add(cache.tail_out, tails ? B : 0),
+                 row_sequence = batch_.add(sequence.data(), sequence.size()),
+                 row_position = batch_.add(position.data(), position.size());
+    batch_.send(stream_);
+    d.start = batch_.at<int64_t>(start);
+    d.map = {batch_.at<int32_t>(row_sequence), batch_.at<int64_t>(row_position), batch_.at<int64_t>(past)};
+    d.cache.page_table = batch_.at<int64_t>(table);
+    d.cache.slot = batch_.at<int64_t>(slot);
+    d.cache.tail_in = batch_.at<int8_t>(in);
+    d.cache.tail_out = batch_.at<int8_t>(out);
+    return d;
+  }
+
+  Operand on_device(Operand operand) {
+    operand.saturated = reinterpret_cast<int64_t*>(counters_.of(operand.saturated, stream_));
+    if (operand.amax) {
+      operand.amax = amax_.reserve<float>(1, stream_);
+      FUT_CUDA(cudaMemsetAsync(operand.amax, 0, sizeof(float), stream_));
+    }
+    return operand;
+  }
+  Residual on_device(Residual residual) {
+    residual.requantised = reinterpret_cast<int64_t*>(counters_.of(residual.requantised, stream_));
+    return residual;
+  }
+
+  void collect_amax(const Operand& host) {
+    if (!host.amax) return;
+    float largest = 0.0f;
+    download(&largest, amax_.reserve<float>(1, stream_), sizeof largest);
+    *host.amax = std::max(*host.amax, largest);
+  }
+
+  /// One product, cut into launches of at most kGemmMaxRows rows.
+  void gemm_in_parts(const char* op, const Weight& weight, GemmArgs args, int rows, int64_t a_row_bytes,
+                     int64_t out_row_bytes) {
+    for (int first = 0; first < rows; first += kGemmMaxRows) {
+      GemmArgs part = args;
+      part.batch = std::min(kGemmMaxRows, rows - first);
+      part.a = static_cast<const uint8_t*>(args.a) + first * a_row_bytes;
+      part.out = static_cast<uint8_t*>(args.out) + first * out_row_bytes;
+      if (args.row_factor) part.row_factor = args.row_factor + first;
+      gemm_decode(op, weight, part, stream_);
+    }
+  }
+
+  /// A product with the normalised residual: in one kernel for a few f32 rows, else through an f16 or bf16 operand.
+  void normalised_gemm(const char* op, const Residual& residual, const Weight& weight, const int64_t* row, int rows,
+                       GemmArgs args) {
+    const int width = static_cast<int>(weight.cols);
+    const int64_t out_row =
+        args.finish == Finish::swiglu ? weight.rows : weight.rows * 4;  // N / 2 16-bit values, or N f32
+    if (residual.dtype == Dtype::f32 && !residual.x8 && gemm_normalises(weight, rows)) {
+      args.a = residual.x;
+      args.normalise = true;
+      args.eps = residual.eps;
+      args.row = row;
+      args.batch = rows;
+      return gemm_decode(op, weight, args, stream_);
+    }
+    void* a = a16_.reserve<Half>(static_cast<size_t>(rows) * width, stream_);
+    float* factor = factor_.reserve<float>(rows, stream_);
+    residual_operand(residual, weight.dtype, row, rows, width, a, factor, stream_);
+    args.a = a;
+    args.row_factor = factor;
+    gemm_in_parts(op, weight, args, rows, width * 2, out_row);
+  }
+
+  void qkv(const char* op, const QkvArgs& args, bool decode) {
+    validate_qkv(args, decode);
+    if (args.batch.rows == 0) return;
+    const int rows = static_cast<int>(args.batch.rows);
+    const DeviceBatch batch = on_device(args.batch, args.cache);
+    GemmArgs gemm;
+    gemm.out = y_.reserve<float>(static_cast<size_t>(rows) * args.qkv.rows, stream_);
+    normalised_gemm(op, args.residual, args.qkv, nullptr, rows, gemm);
+    QkvFinish finish;
+    finish.y = static_cast<float*>(gemm.out);
+    finish.q = static_cast<Bf16*>(args.q);
+    finish.k = static_cast<Bf16*>(args.k);
+    finish.v = static_cast<Bf16*>(args.v);
+    finish.cache = batch.cache;
+    finish.rope = args.rope;
+    finish.map = batch.map;
+    finish.start = batch.start;
+    finish.rows = rows;
+    finish.heads = args.heads;
+    finish.append = decode;
+    finish_qkv(op, finish, stream_);
+    if (!decode) store_cache(op, finish, static_cast<int>(args.batch.sequences), batch.longest, stream_);
+  }
+
+  void attend(const char* op, const AttentionArgs& args, bool decode) {
+    validate_attention(args, decode);
+    if (args.batch.rows == 0) return;
+    const DeviceBatch batch = on_device(args.batch, args.cache);
+    const Operand out = on_device(args.out);
+    const int width = args.heads * args.cache.layout.head_dim;
+    const bool direct = !out.amax && (out.dtype == Dtype::f16 || out.dtype == Dtype::bf16);
+    AttentionLaunch a;
+    a.q = static_cast<const Bf16*>(args.q);
+    a.k = decode ? nullptr : static_cast<const Bf16*>(args.k);
+    a.v = decode ? nullptr : static_cast<const Bf16*>(args.v);
+    a.cache = batch.cache;
+    a.map = batch.map;
+    a.rows = static_cast<int>(args.batch.rows);
+    a.heads = args.heads;
+    a.out = direct ? out.data : y_.reserve<float>(static_cast<size_t>(a.rows) * width, stream_);
+    a.out_type = direct ? out.dtype : Dtype::f32;
+    a.out_scale = out.scale;
+    a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
+    if (decode) {
+      a.splits = attention_splits(a.cache.kv_heads);
+      a.partial = partial_.reserve<float>(
+          attention_partial_bytes(a.rows, a.heads, a.cache.layout.head_dim, a.splits) / 4, stream_);
+      a.arrived = arrived_.reserve<unsigned>(static_cast<size_t>(a.rows) * a.cache.kv_heads, stream_, true);
+    }
+    attention(op, a, stream_);
+    if (!direct) store_operand(out, static_cast<float*>(a.out), false, a.rows, width, stream_);
+    collect_amax(args.out);
+  }
+
+  void residual_gemm(const char* op, const ResidualGemmArgs& args) {
+    validate_residual_gemm(args, op);
+    const int rows = static_cast<int>(args.rows), N = static_cast<int>(args.weight.rows),
+              K = static_cast<int>(args.weight.cols);
+    if (rows == 0) return;
+    GemmArgs gemm;
+    gemm.a = args.a.data;
+    gemm.a_scale = args.a.scale;
+    if (args.a.dtype == Dtype::e4m3) {
+      Half* wide = a16_.reserve<Half>(static_cast<size_t>(rows) * K, stream_);
+      float* factor = factor_.reserve<float>(rows, stream_);
+      widen_operand(args.a, rows, K, wide, factor, stream_);
+      gemm.a = wide;
+      gemm.a_scale = 1.0f;
+      gemm.row_factor = factor;
+    }
+    const bool direct = args.residual.dtype == Dtype::f32 && !args.residual.x8;
+    gemm.finish = direct ? Finish::residual : Finish::plain;
+    gemm.out = direct ? args.residual.x : y_.reserve<float>(static_cast<size_t>(rows) * N, stream_);
+    gemm_in_parts(op, args.weight, gemm, rows, K * 2, N * 4);
+    if (!direct) add_to_residual(on_device(args.residual), static_cast<float*>(gemm.out), rows, N, stream_);
+  }
+
+  cudaStream_t stream_ = nullptr;
+  Scratch y_, a16_, factor_, partial_, arrived_, amax_;
+  Mirror batch_, small_;
+  Counters counters_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::string cuda_obstacle() {
+  int devices = 0;
+  const cudaError_t status = cudaGetDeviceCount(&devices);
+  if (status != cudaSuccess) return cat("no NVIDIA driver or device (", cudaGetErrorString(status), ")");
+  if (devices == 0) return "no NVIDIA device";
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return "the NVIDIA device does not answer";
+  if (properties.major != 9 || properties.minor != 0) {
+    return cat("the ", properties.name, " has compute capability ", properties.major, ".", properties.minor,
+               ", this build is for 9.0 (H100, H200)");
+  }
+  return "";
+}
+
+std::unique_ptr<Backend> make_cuda_backend() {
+  const std::string obstacle = cuda_obstacle();
+  FUT_CHECK(obstacle.empty(), "backend cuda: ", obstacle);
+  return std::make_unique<cuda::CudaBackend>();
+}
+
+CUstream_st* cuda_stream(Backend& backend) { return dynamic_cast<cuda::CudaBackend&>(backend).stream(); }
+
+}  // namespace fut

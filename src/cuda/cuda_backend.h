@@ -1,0 +1,25 @@
+// The backend for NVIDIA Hopper cards (compute capability 9.0).
+//
+// Differences from the CPU's, all of them beside the results: Residual::sum_squares is neither read nor written
+// (whoever needs the norm reads the whole row anyway, and adds its squares on the way), weights and caches in f32 are
+// refused, and counters of saturation reach the host with the next download().
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ops/backend.h"
+
+namespace fut {
+
+/// Why there is no usable card: no driver, no device, another compute capability. Empty: there is one.
+std::string cuda_obstacle();
+
+/// Throws with cuda_obstacle() where there is no usable card.
+std::unique_ptr<Backend> make_cuda_backend();
+
+/// The stream on which a backend of make_cuda_backend() works: for graphs and timers of benchmarks. An operation that
+/// has run once with the same batch launches kernels alone, so that it can be captured.
+struct CUstream_st* cuda_stream(Backend& backend);
+
+}  // namespace fut
