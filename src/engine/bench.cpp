@@ -447,13 +447,11 @@ std::vector<double> sample(Workload& load, const BenchOptions& o, const std::str
     load.wait();
     return std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(runs);
   };
-  // Caches, page tables and clocks warm up before anything counts.
-  constexpr double kWarmUpSeconds = 0.1;
   double seconds = 0;
   const auto start = Clock::now();
   do {
     seconds = timed(1);
-  } while (turn < 2 || std::chrono::duration<double>(Clock::now() - start).count() < kWarmUpSeconds);
+  } while (turn < 2 || std::chrono::duration<double>(Clock::now() - start).count() < o.warm_up_seconds);
 
   constexpr double kMostRuns = 10000;
   const auto runs = static_cast<int64_t>(std::clamp(std::ceil(o.sample_seconds / seconds), 1.0, kMostRuns));

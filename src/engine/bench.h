@@ -40,6 +40,7 @@ struct BenchOptions {
                                  ///< turns, 0: enough to exceed the last-level cache twice, where memory allows
   int repeat = 10;               ///< samples
   double sample_seconds = 2e-3;  ///< runs are repeated within a sample until it is this long
+  double warm_up_seconds = 0.1;  ///< runs before anything counts: caches, page tables and clocks settle
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;
 };
 
