@@ -16,7 +16,7 @@ int attention_splits(int kv_heads) {
 }
 
 size_t attention_partial_bytes(int rows, int heads, int head_dim, int splits) {
-  return size_t{sizeof(float)} * rows * heads * splits * (head_dim + 2);
+  return size_t{sizeof(float)} * rows * heads * splits * (head_dim + 4);
 }
 
 void attention(const char* op, const AttentionLaunch& args, cudaStream_t stream) {

@@ -5,7 +5,7 @@
 //            beyond 8 heads); O^T = V^T P^T likewise, with P turned by movmatrix.
 // SCHEDULE   A block takes (row, KV head, split): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). Its four
 //            warps take items in turn: INT4 pages by one bulk copy each, or tiles of 16 tokens row by row (BF16, E4M3,
-//            and an INT4 sequence's sinks and own page). A warp keeps three items in flight in buffers of its own. The
+//            and an INT4 sequence's sinks and own page). A warp keeps two items in flight in buffers of its own. The
 //            last block of a row and KV head to arrive merges the splits, in their order.
 // NUMERICS   Scores and sums FP32. INT4: scales of keys multiply accumulators; scales of values multiply P, rounded to
 //            FP16 after that, P times 2^15 (so that 2^-9 of a scale and 2^-14 of a weight stay normal numbers). BF16: P
@@ -15,80 +15,11 @@
 #pragma once
 
 #include "cuda/attention.h"
+#include "cuda/attention_state.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/weight_tile.cuh"
 
 namespace fut::cuda {
-
-inline constexpr int kAttentionWarps = 4, kAttentionThreads = kAttentionWarps * 32, kItemSlots = 3;
-inline constexpr float kWeightBias = 15.0f;  ///< softmax weights are kept times 2^15
-
-template <Dtype kDtype_, int E_, int NB_>
-struct AttentionShape {
-  static constexpr Dtype kDtype = kDtype_;
-  static constexpr int E = E_, NB = NB_;
-  static constexpr bool kInt4 = kDtype == Dtype::int4, kE4m3 = kDtype == Dtype::e4m3;
-  static constexpr int kRowBytes = kE4m3 ? E : 2 * E, kPitch = kRowBytes + 16;  ///< of a row in a tile of 16 tokens
-  static constexpr int kValueRows = 16 * kPitch, kScales = 32 * kPitch;         ///< offsets in the tile
-  static constexpr int kSlotBytes = (32 * kPitch + (kE4m3 ? 128 : 0) + 127) / 128 * 128;
-  static constexpr int kMergeBytes = kAttentionWarps * NB * 8 * (E + 2) * 4;
-  static constexpr int kRing = kAttentionWarps * kItemSlots * kSlotBytes;
-  static constexpr int kSharedBytes = kRing > kMergeBytes ? kRing : kMergeBytes;
-};
-
-/// One warp's running softmax over the items it has seen. Lane 4 g + t owns heads 2t and 2t + 1 of every column tile:
-/// largest score and sum (its own tokens' part), and O^T of channels g and g + 8 of every tile of 16.
-template <class Shape>
-struct Running {
-  static constexpr int NB = Shape::NB, kTiles = Shape::E / 16, kGroups = Shape::E / kKvGroup;
-  float largest[NB][2], sum[NB][2];
-  float o[kTiles][NB][4];
-  float weights[Shape::kInt4 ? kGroups : 1][NB][2];  ///< INT4: sum of P times the values' scales, for the level 7.5
-
-  __device__ void clear() {
-    for (int nb = 0; nb < NB; ++nb) {
-      for (int c = 0; c < 2; ++c) largest[nb][c] = -INFINITY, sum[nb][c] = 0.0f;
-      for (int i = 0; i < kTiles; ++i) zero(o[i][nb]);
-      for (auto& group : weights) group[nb][0] = group[nb][1] = 0.0f;
-    }
-  }
-  __device__ static void zero(float (&x)[4]) { x[0] = x[1] = x[2] = x[3] = 0.0f; }
-
-  /// Scores of kTokenTiles * 16 tokens become weights; what was summed before is brought to the new maximum.
-  template <int kTokenTiles>
-  __device__ void weigh(float (&s)[kTokenTiles][NB][4]) {
-#pragma unroll
-    for (int nb = 0; nb < NB; ++nb) {
-      float factor[2];
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float top = largest[nb][c];
-#pragma unroll
-        for (int i = 0; i < kTokenTiles; ++i) top = fmaxf(top, fmaxf(s[i][nb][c], s[i][nb][c + 2]));
-        for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-        factor[c] = largest[nb][c] == -INFINITY ? 0.0f : exp2f(largest[nb][c] - top);
-        largest[nb][c] = top;
-        const float shift = top == -INFINITY ? 0.0f : top - kWeightBias;
-        sum[nb][c] *= factor[c];
-#pragma unroll
-        for (int i = 0; i < kTokenTiles; ++i) {
-          s[i][nb][c] = exp2f(s[i][nb][c] - shift);
-          s[i][nb][c + 2] = exp2f(s[i][nb][c + 2] - shift);
-          sum[nb][c] += s[i][nb][c] + s[i][nb][c + 2];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) scale(o[i][nb], factor);
-      if constexpr (Shape::kInt4) {
-#pragma unroll
-        for (auto& group : weights) group[nb][0] *= factor[0], group[nb][1] *= factor[1];
-      }
-    }
-  }
-  __device__ static void scale(float (&x)[4], const float (&factor)[2]) {
-    x[0] *= factor[0], x[1] *= factor[1], x[2] *= factor[0], x[3] *= factor[1];
-  }
-};
 
 /// E4M3 codes without a sign, one in each half of x: as FP16, times 2^-8.
 __device__ inline uint32_t scale_pair(uint32_t codes) { return codes << 7; }
@@ -533,20 +464,7 @@ class AttentionBlock {
     }
   }
 
-  /// Adds `count` parts in their order. part(i) -> (largest, sum, value).
-  template <class Part>
-  __device__ static float3 merge(int count, Part part) {
-    float top = -INFINITY, sum = 0.0f, value = 0.0f;
-    for (int i = 0; i < count; ++i) top = fmaxf(top, part(i).x);
-    for (int i = 0; i < count; ++i) {
-      const float3 p = part(i);
-      const float weight = p.x == -INFINITY ? 0.0f : exp2f(p.x - top);
-      sum += p.y * weight;
-      if (weight > 0.0f) value += p.z * weight;
-    }
-    return make_float3(top, sum, value);
-  }
-
+  /// Adds the warps' sums, in their order; the row's only piece is stored, others are left for merge_splits().
   __device__ void merge_warps() {
     float* sums = reinterpret_cast<float*>(memory_);
     float* ends = sums + kAttentionWarps * NB * 8 * E;
@@ -554,24 +472,30 @@ class AttentionBlock {
     publish_warp(sums, ends);
     __syncthreads();  // closes: sums read before all warps have written theirs
     const int unit = row_ * args_.cache.kv_heads + head_;
-    float* parts = args_.partial + int64_t{unit} * args_.splits * group_ * (E + 2);
+    float* parts = args_.partial + int64_t{unit} * args_.splits * group_ * (E + 4);
     for (int i = threadIdx.x; i < group_ * E; i += kAttentionThreads) {
       const int h = i / E, c = i % E;
-      const float3 m = merge(kAttentionWarps, [&](int w) {
+      float top = -INFINITY, sum = 0.0f, value = 0.0f;
+      for (int w = 0; w < kAttentionWarps; ++w) top = fmaxf(top, ends[(w * NB * 8 + h) * 2]);
+      for (int w = 0; w < kAttentionWarps; ++w) {
         const int at = w * NB * 8 + h;
-        return make_float3(ends[at * 2], ends[at * 2 + 1], sums[at * E + c]);
-      });
+        const float factor = exp2f(ends[at * 2] - top);  // a warp without items has -infinity, and so no weight
+        sum += ends[at * 2 + 1] * factor;
+        value += sums[at * E + c] * factor;
+      }
       if (pieces_ == 1) {
-        store(h, c, m.z / m.y);
+        store(h, c, value / sum);
         continue;
       }
-      float* part = parts + (split_ * group_ + h) * (E + 2);
-      __stcg(part + c, m.z);
-      if (c == 0) __stcg(part + E, m.x), __stcg(part + E + 1, m.y);
+      float* part = parts + (split_ * group_ + h) * (E + 4);
+      __stcg(part + c, value);
+      if (c == 0) __stcg(reinterpret_cast<float2*>(part + E), make_float2(top, sum));
     }
     if (pieces_ > 1) merge_splits(unit, parts);
   }
 
+  /// The last block to arrive adds all pieces, in their order. Loads do not wait for one another: the ends first, then
+  /// four channels a thread over all pieces.
   __device__ void merge_splits(int unit, const float* parts) {
     __shared__ bool last;
     __threadfence();  // the parts before the arrival
@@ -579,14 +503,28 @@ class AttentionBlock {
     if (threadIdx.x == 0) last = atomicInc(args_.arrived + unit, pieces_ - 1) == static_cast<unsigned>(pieces_) - 1;
     __syncthreads();
     if (!last) return;
-    __threadfence();  // the arrivals before their parts
-    for (int i = threadIdx.x; i < group_ * E; i += kAttentionThreads) {
-      const int h = i / E, c = i % E;
-      const float3 m = merge(pieces_, [&](int s) {
-        const float* part = parts + (s * group_ + h) * (E + 2);
-        return make_float3(__ldcg(part + E), __ldcg(part + E + 1), __ldcg(part + c));
-      });
-      store(h, c, m.z / m.y);
+    __threadfence();                                    // the arrivals before their parts
+    float2* ends = reinterpret_cast<float2*>(memory_);  // [head][piece]: factor and sum
+    for (int i = threadIdx.x; i < group_ * pieces_; i += kAttentionThreads) {
+      ends[i] = __ldcg(reinterpret_cast<const float2*>(parts + (i % pieces_ * group_ + i / pieces_) * (E + 4) + E));
+    }
+    __syncthreads();  // closes: ends read before they are there
+    for (int i = threadIdx.x; i < group_ * E / 4; i += kAttentionThreads) {
+      const int h = i / (E / 4), c = i % (E / 4) * 4;
+      const float2* end = ends + h * pieces_;
+      float top = -INFINITY, sum = 0.0f;
+      for (int s = 0; s < pieces_; ++s) top = fmaxf(top, end[s].x);
+      float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+      for (int s = 0; s < pieces_; ++s) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(parts + (s * group_ + h) * (E + 4) + c));
+        const float factor = exp2f(end[s].x - top);
+        sum += end[s].y * factor;
+        value.x += v.x * factor, value.y += v.y * factor, value.z += v.z * factor, value.w += v.w * factor;
+      }
+      const float inverse = 1.0f / sum;
+      store(h, c, value.x * inverse), store(h, c + 1, value.y * inverse);
+      store(h, c + 2, value.z * inverse), store(h, c + 3, value.w * inverse);
     }
   }
 
@@ -616,7 +554,8 @@ class AttentionBlock {
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(kAttentionThreads, 2) attention_kernel(const __grid_constant__ AttentionLaunch args) {
+__global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 3 : 2)
+    attention_kernel(const __grid_constant__ AttentionLaunch args) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t landed[kAttentionWarps * kItemSlots];
   __shared__ __align__(8) float starts[Shape::E / kKvGroup * Shape::NB * 8];

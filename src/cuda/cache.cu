@@ -7,6 +7,9 @@
 //            store_cache: a block takes one page of one KV head of one sequence, keys or values.
 // NUMERICS   No contraction (-fmad=false) and the order of kv_page.h: codes and scales are those of the CPU, bit for
 // bit. ROOFLINE   small; a page of 64 tokens is quantised every 64 steps.
+#include <cmath>
+#include <numbers>
+
 #include "cuda/block.cuh"
 #include "cuda/cache.h"
 #include "cuda/launch.cuh"
@@ -129,22 +132,26 @@ __device__ void append(const KvCache& c, int64_t b, int64_t position, int head, 
                 (which ? c.value_factor : c.key_factor)[head], codes, [&](int row) { return tail + row * E; });
 }
 
-/// The rotation of hadamard.h, one channel a thread; `head` is (E) of shared memory.
-__device__ float rotate(float* head, int E) {
+/// The rotation of hadamard.h, one channel a thread: strides below 32 within a warp, then through shared memory.
+__device__ float rotate(float x, float (*exchange)[128], int E) {
   const int i = threadIdx.x, block = hadamard_block(E);
-  float x = head[i] * hadamard_sign(i);
-  for (int stride = 1; stride < block; stride *= 2) {
-    __syncthreads();  // closes: the last stage's values overwritten while read
-    head[i] = x;
+  x *= hadamard_sign(i);
+  for (int stride = 1; stride < 32; stride *= 2) {
+    const float other = __shfl_xor_sync(~0u, x, stride);
+    x = i & stride ? other - x : x + other;
+  }
+  for (int stride = 32, turn = 0; stride < block; stride *= 2, turn ^= 1) {
+    exchange[turn][i] = x;
     __syncthreads();  // closes: a partner's value read before it is written
-    x = i & stride ? head[i ^ stride] - x : x + head[i ^ stride];
+    const float other = exchange[turn][i ^ stride];
+    x = i & stride ? other - x : x + other;
   }
   return x * (1.0f / sqrtf(static_cast<float>(block)));
 }
 
 __global__ void finish_qkv_kernel(const __grid_constant__ QkvFinish args) {
   extern __shared__ uint8_t codes[];
-  __shared__ float head[128];
+  __shared__ float head[128], exchange[2][128];
   const KvCache& c = args.cache;
   const int E = c.layout.head_dim, H = args.heads, J = c.kv_heads, h = blockIdx.x, i = threadIdx.x;
   const int64_t t = blockIdx.y;
@@ -162,16 +169,10 @@ __global__ void finish_qkv_kernel(const __grid_constant__ QkvFinish args) {
       x = i < half ? x * cos - head[i + half] * sin : x * cos + head[i - half] * sin;
     }
     if (h >= H && c.key_mean) x -= c.key_mean[(h - H) * E + i];
-    if (c.layout.dtype == Dtype::int4) {
-      __syncthreads();  // closes: values overwritten while their partners read them
-      head[i] = x;
-      __syncthreads();  // closes: read before written
-      x = rotate(head, E);
-    }
+    if (c.layout.dtype == Dtype::int4) x = rotate(x, exchange, E);
   }
   if (h < H) {
-    const float scale = static_cast<float>(1.4426950408889634 / sqrt(static_cast<double>(E)));
-    args.q[(t * H + h) * E + i] = to_bf16(x * scale);
+    args.q[(t * H + h) * E + i] = to_bf16(x * args.q_scale);
     return;
   }
   const int which = h >= H + J, j = h - H - which * J;
@@ -226,6 +227,7 @@ void finish_qkv(const char* op, const QkvFinish& args, cudaStream_t stream) {
   const int E = args.cache.layout.head_dim;
   for (int first = 0; first < args.rows; first += 65535) {
     QkvFinish part = args;
+    part.q_scale = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(E)));
     const int64_t J = args.cache.kv_heads, H = args.heads;
     part.rows = args.rows - first < 65535 ? args.rows - first : 65535;
     part.y += first * (H + 2 * J) * E;

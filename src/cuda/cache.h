@@ -18,6 +18,7 @@ struct QkvFinish {
   RowMap map;
   const int64_t* start = nullptr;  // (B + 1)
   int rows = 0, heads = 0;         ///< T, H
+  float q_scale = 0.0f;            ///< finish_qkv()'s: log2(e) / sqrt(E)
   bool append = false;             ///< decode: the block that finished a key or value also puts it into the cache
 };
 

@@ -177,10 +177,9 @@ class GemmBlock {
       }
       named_barrier(1, kConsumers);  // closes: inverse_rms read before it is written
     }
-    float* starts = reinterpret_cast<float*>(fragments_ + B * K * 2);
-    const int units = K / 8;  // 16-byte fragments of a row; a warp always works on whole k-tiles of one row or none
-    for (int base = tid & ~7; base < B * units; base += kConsumers) {
-      const int unit = base + (tid & 7), n = unit / units, u = unit % units;
+    const int units = K / 8;  // 16-byte fragments of a row
+    for (int unit = tid; unit < B * units; unit += kConsumers) {
+      const int n = unit / units, u = unit % units;
       const int j = u >> 3, h = u >> 2 & 1, t = u & 3, k = 64 * j + 32 * h + 2 * t;
       uint32_t pair[4];
       if (args_.normalise) {
@@ -195,16 +194,33 @@ class GemmBlock {
       }
       *reinterpret_cast<uint4*>(fragments_ + (((j * 2 + h) * B + n) * 4 + t) * 16) =
           make_uint4(pair[0], pair[1], pair[2], pair[3]);
-      if constexpr (Tile::kGroups > 0) {
-        float sum = 0.0f;
-        for (int i = 0; i < 4; ++i) sum += half_pair_sum(pair[i]);
-        for (int step = 1; step < (Tile::kGroups == 1 ? 8 : 4); step *= 2) {
-          sum += __shfl_xor_sync(0xffu << (threadIdx.x & 24), sum, step);
-        }
-        if (t == 0) starts[(j * Tile::kGroups + (Tile::kGroups == 1 ? 0 : h)) * 8 + n] = sum * kInt4Start;
-      }
     }
     named_barrier(1, kConsumers);  // closes: fragments read before all are there
+    if constexpr (Tile::kGroups > 0) make_starts();
+  }
+
+  /// Start values of the k-tiles that this warp will multiply, by the very products that the ring's kernels use: a
+  /// sequence gives the same bits in any batch.
+  __device__ void make_starts() {
+    const int lane = threadIdx.x & 31, n = min(lane >> 2, args_.batch - 1), t = lane & 3;
+    float2* starts = reinterpret_cast<float2*>(fragments_ + args_.batch * args_.cols * 2);
+    for (int j = threadIdx.x >> 5; j < col_tiles_; j += kConsumerWarps) {
+      uint32_t b[8];
+      load_fragments(b, j, n, t);
+      typename Tile::Start start;
+      Tile::make_start(start, b);
+#pragma unroll
+      for (int i = 0; i < Tile::kGroups; ++i) {
+        if (lane < 4) starts[(j * Tile::kGroups + i) * 4 + t] = start.sum[i];
+      }
+    }
+    __syncwarp();  // closes: starts read by other lanes before they are written
+  }
+
+  __device__ void load_fragments(uint32_t (&b)[8], int j, int n, int t) const {
+    const uint32_t at = shared_address(fragments_) + ((j * 2 * args_.batch + n) * 4 + t) * 16;
+    unpack16(b, load_shared_16(at));
+    unpack16(b + 4, load_shared_16(at + args_.batch * 64));
   }
 
   __device__ int64_t source_row(int n) const { return args_.row ? args_.row[n] : n; }
@@ -248,9 +264,7 @@ class GemmBlock {
       typename Tile::Start start;
       if constexpr (Shape::kStaged) {
         const int j = chunk * kChunk + tile;
-        const uint32_t at = shared_address(fragments_) + ((j * 2 * args_.batch + n) * 4 + t) * 16;
-        unpack16(b, load_shared_16(at));
-        unpack16(b + 4, load_shared_16(at + args_.batch * 64));
+        load_fragments(b, j, n, t);
         Tile::load_start(start, shared_address(fragments_) + args_.batch * args_.cols * 2 + j * Tile::kGroups * 32, t);
       } else {
         const uint32_t at = stage + Shape::kWeightBytes + n * Shape::kRowPitch + tile * 128 + t * 4;
@@ -347,7 +361,7 @@ void launch_gemm(const char* op, GemmArgs args, cudaStream_t stream) {
   if (stages < 3) stages = (kWholeSm - fixed) / stage;
   FUT_CHECK(stages >= 2, op, ": ", args.batch, " rows of ", args.cols, " leave no room for weights in shared memory");
   args.stages = stages < kMaxStages ? stages : kMaxStages;
-  args.window = kInFlight / stage > 2 ? kInFlight / stage : 2;
+  args.window = (kInFlight + stage - 1) / stage;
   const int row_tiles = (args.rows + 15) / 16;
   const int groups = args.finish == Finish::swiglu ? row_tiles / 2 : (row_tiles + Shape::R - 1) / Shape::R;
   const int blocks = groups < multiprocessors() ? groups : multiprocessors();

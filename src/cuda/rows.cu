@@ -24,11 +24,14 @@ __device__ float store(void* data, Dtype type, int64_t i, float value) {
   return to_f32(rounded);
 }
 
+/// The order of sums is that of gemm_decode.cuh, so that both round a row alike.
 __device__ float inverse_rms(const Residual& r, int64_t t, int width) {
   float sum = 0.0f;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    const float x = load(r.x, r.dtype, t * width + i);
-    sum = fmaf(x, x, sum);
+  for (int i = threadIdx.x * 4; i < width; i += blockDim.x * 4) {
+    for (int j = 3; j >= 0; --j) {
+      const float x = load(r.x, r.dtype, t * width + i + j);
+      sum = fmaf(x, x, sum);
+    }
   }
   return static_cast<float>(1.0 / sqrt(double{sum_block(sum)} / width + r.eps));
 }

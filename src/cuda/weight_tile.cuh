@@ -14,13 +14,6 @@
 
 namespace fut::cuda {
 
-inline constexpr float kInt4Start = -8.0f / 16777216.0f;  ///< -8 * 2^-24
-
-__device__ inline float half_pair_sum(uint32_t pair) {
-  const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&pair));
-  return v.x + v.y;
-}
-
 /// Two floats as FP16, saturated, the first in the low half.
 __device__ inline uint32_t half_pair(float x, float y) {
   const __half2 pair = __floats2half2_rn(fminf(fmaxf(x, -kHalfMax), kHalfMax), fminf(fmaxf(y, -kHalfMax), kHalfMax));

@@ -167,6 +167,27 @@ void gate_up(Backend& gpu, const Format& f, const HostWeight& host, const Placed
       });
 }
 
+/// Every row of a batch has the bits that it has alone: kernels for one row and for many agree.
+void alone_and_together(Backend& gpu, const Format& f, const PlacedWeight& w) {
+  const int64_t B = 33, N = w.weight.rows, K = w.weight.cols;
+  Twin<float> x(gpu, normals(B * K)), logits(gpu, B * N, 0xff), one(gpu, N, 0xff);
+  LmHeadArgs args;
+  args.residual = residual_of(x);
+  args.head = w.weight;
+  args.logits = logits.gpu();
+  args.rows = B;
+  gpu.lm_head(args);
+  const std::vector<float> together = logits.fetch("together");
+  args.logits = one.gpu();
+  args.rows = 1;
+  for (int64_t b = 0; b < B; b += 8) {
+    args.row = &b;
+    gpu.lm_head(args);
+    expect(memcmp(one.fetch("alone").data(), together.data() + b * N, one.bytes()) == 0,
+           label("row alone differs from the batch:", f, N, K, b));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -186,6 +207,7 @@ int main() {
       for (const Case& c : cases) {
         const HostWeight host = random_weight(f, c.N, c.K);
         const PlacedWeight w = gpu.place(host);
+        if (c.K != 64) alone_and_together(gpu, f, w);
         for (int64_t B : c.B) {
           residual_gemm(gpu, f, host, w, B);
           lm_head(gpu, f, host, w, B);
