@@ -26,7 +26,7 @@ BenchOptions tiny() {
   o.config.vocabulary = 96;
   o.batch = 3;
   o.context = 130;
-  o.tokens = 70;
+  o.tokens = 5;
   o.layers = 2;
   o.repeat = 3;
   o.sample_seconds = 1e-5;

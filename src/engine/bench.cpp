@@ -272,9 +272,10 @@ void Workload::make_cache(int64_t layers) {
     }
   };
   const LayeredCache& cache = pass_.cache;
-  fill(cache.first.pages, cache.pages_stride * layers, random_pages(cache.first.layout, 64, 7));
+  fill(cache.first.pages, cache.pages_stride * layers,
+       random_pages(cache.first.layout, std::min<int64_t>(capacity / kKvPageTokens * c_.kv_heads, 64), 7));
   if (o_.kv == Dtype::int4) {
-    const std::vector<uint8_t> piece = random_elements(Dtype::bf16, 1 << 20, 1.0f, 8);
+    const std::vector<uint8_t> piece = random_elements(Dtype::bf16, 1 << 16, 1.0f, 8);
     fill(reinterpret_cast<uint8_t*>(cache.first.tails), cache.tails_stride * layers * 2, piece);
     fill(reinterpret_cast<uint8_t*>(cache.first.sinks), cache.sinks_stride * layers * 2, piece);
   }
