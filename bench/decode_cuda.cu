@@ -101,6 +101,17 @@ class Bench {
     op("down_residual", down_[0].bytes, [&](int64_t l) { gpu_->down_residual({residual_, h_, down_[l], B}); });
     const int64_t block = qkv_[0].bytes + o_proj_[0].bytes + gate_up_[0].bytes + down_[0].bytes + kv;
     op("block", block, [&](int64_t l) { layer(l); });
+    op("qkv+attention", qkv_[0].bytes + kv,
+       [&](int64_t l) { gpu_->qkv_rope_append(qkv_args(l)), gpu_->attention_decode(attention_args(l)); });
+    op("attention+o", o_proj_[0].bytes + kv, [&](int64_t l) {
+      gpu_->attention_decode(attention_args(l)), gpu_->o_proj_residual({residual_, a_, o_proj_[l], B});
+    });
+    op("o+gate_up", o_proj_[0].bytes + gate_up_[0].bytes, [&](int64_t l) {
+      gpu_->o_proj_residual({residual_, a_, o_proj_[l], B}), gpu_->gate_up_swiglu({h_, residual_, gate_up_[l], B});
+    });
+    op("gate_up+down", gate_up_[0].bytes + down_[0].bytes, [&](int64_t l) {
+      gpu_->gate_up_swiglu({h_, residual_, gate_up_[l], B}), gpu_->down_residual({residual_, h_, down_[l], B});
+    });
     time("lm_head", 1, head_.bytes, [&] { gpu_->lm_head({logits_, residual_, head_, nullptr, B}); });
     time("step", 1, block * s_.L + head_.bytes, [&] {
       for (int64_t l = 0; l < s_.L; ++l) layer(l);

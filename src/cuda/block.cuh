@@ -5,7 +5,7 @@
 
 namespace fut::cuda {
 
-inline constexpr int kRowThreads = 256;
+inline constexpr int kRowThreads = 512;
 
 /// The same value for all threads. Combine is associative enough: a tree over lanes, then over warps in their order.
 template <class Combine>

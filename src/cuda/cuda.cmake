@@ -1,5 +1,5 @@
 # The room src/cuda, where nvcc is found and FUT_CUDA is on; elsewhere the build is complete without it.
-# CMake 3.25 knows no C++20 for nvcc 13, so the standard is an option of the compiler. Contraction is off because codes must
+# CMake 3.25 knows no C++20 for nvcc 13 and is told. Contraction is off because codes must
 # be those of the CPU; kernels say fmaf where they want it. The CUDA runtime is linked statically, and looks the driver up
 # when it runs.
 if(FUT_CUDA)
@@ -10,9 +10,11 @@ endif()
 if(FUT_CUDA AND CMAKE_CUDA_COMPILER)
   enable_language(CUDA)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
   add_library(fut_cuda_flags INTERFACE)
-  target_compile_options(fut_cuda_flags INTERFACE -std=c++20 "SHELL:-gencode=arch=compute_90a,code=sm_90a" -fmad=false
+  target_compile_options(fut_cuda_flags INTERFACE "SHELL:-gencode=arch=compute_90a,code=sm_90a" -fmad=false
     --expt-relaxed-constexpr)
   target_include_directories(fut_cuda_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
   file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cuda/*.cu)

@@ -1,5 +1,5 @@
 // The operations of ops.h as launches of this folder's kernels on one stream. Decode is what the kernels were made for;
-// prefill runs on the same ones, 32 rows at a time, and a row-wise pass before and behind each product.
+// prefill runs on the same ones, 16 rows at a time, and a row-wise pass before and behind each product.
 #include <algorithm>
 #include <vector>
 

@@ -1,21 +1,24 @@
 // MATH       y[b, n] = f(b, n) sum_k a[b, k] w[n, k], then Finish: store, add to the residual, or SwiGLU of a row pair.
-// SHAPES     B = 1..32, K a multiple of 64, any N. Weights INT4 (G = 32, 64, 128), E4M3, BF16. Refused: f32 weights.
+// SHAPES     B = 1..16, K a multiple of 64, any N. Weights INT4 (G = 32, 64, 128), E4M3, BF16. Refused: f32 weights.
 // LAYOUT     W is a row of tiles of 16 rows x 64 k per 16 rows: int4_fragment.h, weight_tile.cuh. The weight is operand
 // A
 //            of m16n8k16, the batch is n: NB = ceil(B / 8) column tiles.
-// SCHEDULE   One block an SM, 8 consumer warps and a producer warp. A block takes R row tiles at a time (SwiGLU: a gate
-//            tile and its up tile) over all of K; consumer w takes k-tiles w, w + 8, .. of a chunk. The producer
+// SCHEDULE   One block an SM, 16 consumer warps, a producer warp, three finishing warps. A block takes R row tiles at a
+// time (SwiGLU: a gate
+//            tile and its up tile) over all of K; consumer w takes k-tiles w, w + 16, .. of a chunk. The producer
 //            streams chunks through a ring of shared memory by bulk copies, at most `window` of them in flight: more
 //            would only queue ahead of the hand-over's own traffic. It starts before the previous kernel has ended,
 //            since weights depend on nothing; everything else waits (griddepcontrol.wait).
 //              staged  B K fits: the activations are read once, normalised, and kept as B fragments in shared memory.
 //              ring    otherwise: rows of f16 or bf16 activations ride in the ring beside the weights they meet.
 // NUMERICS   Operands are rounded once (f16; bf16 for BF16 weights); accumulators FP32; INT4 scales multiply the
-//            accumulator of a group. The eight warps' sums are added in the order of the warps: a result depends on K
+//            accumulator of a group. The warps' sums are added in the order of the warps: a result depends on K
 //            and the format alone, never on the batch's other rows or on timing.
 // ROOFLINE   Weight bytes over the read rate (H200: 4.57 TB/s); docs/PERF.md has what each shape reaches.
 // REFERENCE  Weight as operand A, masks to FP16 subnormals and scales on the accumulator: DESIGN section 5.
 #pragma once
+
+#include <climits>
 
 #include "cuda/gemm_decode.h"
 #include "cuda/launch.cuh"
@@ -23,8 +26,9 @@
 
 namespace fut::cuda {
 
-inline constexpr int kConsumerWarps = 8;
+inline constexpr int kConsumerWarps = 16, kFinishWarps = 3;
 inline constexpr int kConsumers = kConsumerWarps * 32;
+inline constexpr int kBlockThreads = kConsumers + (kFinishWarps + 1) * 32;
 inline constexpr int kMaxStages = 12;
 
 /// Everything about one kernel that the compiler must know.
@@ -37,16 +41,11 @@ struct GemmShape {
   static constexpr int kChunk = kTilesPerWarp * kConsumerWarps;  ///< k-tiles of a chunk
   static constexpr int kRowPitch = kChunk * 128 + 16;  ///< bytes; 16 more, so that eight rows meet no bank twice
   static constexpr int kWeightBytes = R * kChunk * Tile::kBytes;
-  static constexpr int kReduceBuffers = NB == 1 ? 2 : 1;
-  static constexpr int kMinBlocks = NB == 1 ? 2 : NB == 2 ? 1 : 0;  ///< an SM; 0: what the compiler likes best
   static constexpr int kReduceFloats = kConsumerWarps * R * NB * 128;
 
   FUT_HD static int stage_bytes(int batch) { return kWeightBytes + (kStaged ? 0 : batch * kRowPitch); }
   FUT_HD static int staged_bytes(int batch, int cols) {
     return kStaged ? batch * cols * 2 + cols / 64 * Tile::kGroups * 32 : 0;
-  }
-  FUT_HD static int fixed_bytes(int batch, int cols) {
-    return staged_bytes(batch, cols) + kReduceBuffers * kReduceFloats * 4;
   }
 };
 
@@ -56,7 +55,7 @@ class GemmBlock {
   using Tile = typename Shape::Tile;
   static constexpr int NB = Shape::NB, R = Shape::R, kChunk = Shape::kChunk;
 
-  __device__ GemmBlock(const GemmArgs& args, uint8_t* memory, uint64_t* full, uint64_t* empty)
+  __device__ GemmBlock(const GemmArgs& args, uint8_t* memory, uint64_t* full, uint64_t* empty, uint64_t* summed)
       : args_(args),
         row_tiles_((args.rows + 15) / 16),
         col_tiles_(args.cols / 64),
@@ -66,6 +65,7 @@ class GemmBlock {
         ring_(shared_address(memory)),
         full_(shared_address(full)),
         empty_(shared_address(empty)),
+        summed_(shared_address(summed)),
         fragments_(memory + args.stages * stage_bytes_),
         reduce_(reinterpret_cast<float*>(fragments_ + Shape::staged_bytes(args.batch, args.cols))) {}
 
@@ -73,6 +73,10 @@ class GemmBlock {
     for (int i = 0; i < args_.stages; ++i) {
       barrier_init(full_ + 8 * i, 1);
       barrier_init(empty_ + 8 * i, kConsumerWarps);
+    }
+    for (int i = 0; i < args_.sums; ++i) {
+      barrier_init(summed_ + 16 * i, kConsumerWarps);
+      barrier_init(summed_ + 16 * i + 8, kFinishWarps);
     }
     barrier_init_fence();
   }
@@ -123,7 +127,22 @@ class GemmBlock {
           parity ^= 1;
         }
       }
-      finish(acc, group, turn, warp, lane);
+      push_sums(acc, turn, warp, lane);
+    }
+  }
+
+  /// The finishing warps: add the consumers' sums of a row group, in the order of the warps, and apply the epilogue,
+  /// while the consumers go on.
+  __device__ void finish() {
+    const int thread = threadIdx.x - kConsumers - 32;
+    wait_for_previous_kernel();
+    int turn = 0;
+    for (int group = blockIdx.x; group < groups_; group += gridDim.x, ++turn) {
+      const int buffer = turn % args_.sums;
+      barrier_wait(summed_ + 16 * buffer, turn / args_.sums & 1);
+      finish_group(reduce_ + buffer * Shape::kReduceFloats, group, thread);
+      __syncwarp();
+      if ((thread & 31) == 0) barrier_arrive(summed_ + 16 * buffer + 8);  // closes: sums overwritten while read
     }
   }
 
@@ -204,6 +223,7 @@ class GemmBlock {
   __device__ void make_starts() {
     const int lane = threadIdx.x & 31, n = min(lane >> 2, args_.batch - 1), t = lane & 3;
     float2* starts = reinterpret_cast<float2*>(fragments_ + args_.batch * args_.cols * 2);
+#pragma unroll 4
     for (int j = threadIdx.x >> 5; j < col_tiles_; j += kConsumerWarps) {
       uint32_t b[8];
       load_fragments(b, j, n, t);
@@ -279,39 +299,42 @@ class GemmBlock {
 
   __device__ static void unpack16(uint32_t* b, uint4 v) { b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w; }
 
-  /// Adds the warps' sums in their order and applies the epilogue. Two buffers: the next group's sums may be written
-  /// while these are read; one barrier a group then suffices.
-  __device__ void finish(const float (&acc)[R][NB][4], int group, int turn, int warp, int lane) {
-    float* buffer = reduce_ + turn % Shape::kReduceBuffers * Shape::kReduceFloats;
-    if (Shape::kReduceBuffers == 1 && turn > 0) named_barrier(1, kConsumers);  // closes: sums overwritten while read
+  __device__ void push_sums(const float (&acc)[R][NB][4], int turn, int warp, int lane) {
+    const int buffer = turn % args_.sums, round = turn / args_.sums;
+    if (round > 0) barrier_wait(summed_ + 16 * buffer + 8, (round - 1) & 1);
+    float4* to = reinterpret_cast<float4*>(reduce_ + buffer * Shape::kReduceFloats) + warp * R * NB * 32 + lane;
     for (int r = 0; r < R; ++r) {
       for (int nb = 0; nb < NB; ++nb) {
         const float* v = acc[r][nb];
-        reinterpret_cast<float4*>(buffer)[((warp * R + r) * NB + nb) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
+        to[(r * NB + nb) * 32] = make_float4(v[0], v[1], v[2], v[3]);
       }
     }
-    named_barrier(1, kConsumers);  // closes: sums read before all warps have written theirs
+    __syncwarp();
+    if (lane == 0) barrier_arrive(summed_ + 16 * buffer);
+  }
+
+  __device__ void finish_group(const float* sums, int group, int thread) const {
     const int tile_rows = args_.finish == Finish::swiglu ? 16 : 16 * R;
-    for (int i = (threadIdx.x + 32 * turn) % kConsumers; i < tile_rows * args_.batch; i += kConsumers) {
+    for (int i = thread; i < tile_rows * args_.batch; i += kFinishWarps * 32) {
       const int n = i / tile_rows, r = i % tile_rows / 16, row_in_tile = i % 16;
       const int row = row_tile(group, r) * 16 + row_in_tile;
       if (row >= args_.rows) continue;
-      float y = value(buffer, r, row_in_tile, n, row);
+      const float y = value(sums, r, row_in_tile, n, row);
       if (args_.finish == Finish::plain) {
         static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] = y;
       } else if (args_.finish == Finish::residual) {
         static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] += y;
       } else if constexpr (R == 2) {
-        store_swiglu(y, value(buffer, 1, row_in_tile, n, row + args_.rows / 2), n, row);
+        store_swiglu(y, value(sums, 1, row_in_tile, n, row + args_.rows / 2), n, row);
       }
     }
   }
 
-  __device__ float value(const float* buffer, int r, int row_in_tile, int n, int row) const {
+  __device__ float value(const float* sums, int r, int row_in_tile, int n, int row) const {
     const int lane = (row_in_tile & 7) * 4 + (n & 7) / 2, part = (row_in_tile >> 3) * 2 + (n & 1);
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kConsumerWarps; ++w) sum += buffer[((w * R + r) * NB + n / 8) * 128 + lane * 4 + part];
+    for (int w = 0; w < kConsumerWarps; ++w) sum += sums[((w * R + r) * NB + n / 8) * 128 + lane * 4 + part];
     sum *= Tile::row_unit(row_in_tile) * args_.a_scale;
     if (args_.weight_scale) sum *= args_.weight_scale[row];
     return args_.row_factor ? sum * args_.row_factor[n] : sum;
@@ -331,55 +354,79 @@ class GemmBlock {
 
   const GemmArgs& args_;
   int row_tiles_, col_tiles_, chunks_, groups_, stage_bytes_;
-  uint32_t ring_, full_, empty_;
+  uint32_t ring_, full_, empty_, summed_;  ///< summed_: pairs of full and empty, one a buffer of sums
   uint8_t* fragments_;
   float* reduce_;
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(kConsumers + 32, Shape::kMinBlocks)
-    gemm_decode_kernel(const __grid_constant__ GemmArgs args) {
+__global__ void __launch_bounds__(kBlockThreads, 1) gemm_decode_kernel(const __grid_constant__ GemmArgs args) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
-  GemmBlock<Shape> block(args, memory, full, empty);
+  __shared__ uint64_t full[kMaxStages], empty[kMaxStages], summed[4];
+  GemmBlock<Shape> block(args, memory, full, empty, summed);
   if (threadIdx.x == 0) block.initialise();
   __syncthreads();  // closes: barriers used before they are initialised
   release_next_kernel();
   if (threadIdx.x < kConsumers) {
     block.consume();
-  } else {
+  } else if (threadIdx.x < kConsumers + 32) {
     block.produce();
+  } else {
+    block.finish();
   }
 }
 
-/// Ring slots: as many as leave room for a second block (the next kernel's) on the SM, or else as many as fit at all.
+/// One block an SM. With room for two, the next kernel's blocks would come early; but where one SM ends before another
+/// it gets two of them, the other none, and the busiest SM decides (docs/PERF.md: 92 us a block of llama-3.1-8b against
+/// 72).
 template <class Shape>
 void launch_gemm(const char* op, GemmArgs args, cudaStream_t stream) {
-  constexpr int kHalfSm = 115712 - 1024, kWholeSm = 232448 - 1024, kInFlight = 48 * 1024;
-  const int stage = Shape::stage_bytes(args.batch), fixed = Shape::fixed_bytes(args.batch, args.cols);
-  int stages = (kHalfSm - fixed) / stage;
-  if (stages < 3) stages = (kWholeSm - fixed) / stage;
+  constexpr int kWholeSm = 232448 - 1024, kInFlight = 48 * 1024;
+  const int stage = Shape::stage_bytes(args.batch), sums = Shape::kReduceFloats * 4;
+  const int room = kWholeSm - Shape::staged_bytes(args.batch, args.cols);
+  args.sums = (room - 2 * sums) / stage >= 3 ? 2 : 1;
+  const int stages = (room - args.sums * sums) / stage;
   FUT_CHECK(stages >= 2, op, ": ", args.batch, " rows of ", args.cols, " leave no room for weights in shared memory");
   args.stages = stages < kMaxStages ? stages : kMaxStages;
   args.window = (kInFlight + stage - 1) / stage;
   const int row_tiles = (args.rows + 15) / 16;
   const int groups = args.finish == Finish::swiglu ? row_tiles / 2 : (row_tiles + Shape::R - 1) / Shape::R;
   const int blocks = groups < multiprocessors() ? groups : multiprocessors();
-  launch(op, gemm_decode_kernel<Shape>, dim3(blocks), dim3(kConsumers + 32), fixed + args.stages * stage, stream, args);
+  launch(op, gemm_decode_kernel<Shape>, dim3(blocks), dim3(kBlockThreads),
+         kWholeSm - room + args.sums * sums + args.stages * stage, stream, args);
 }
 
 /// The largest staged activations, in bytes: with them the ring still holds four chunks of weights.
 inline constexpr int kStagedBytes = 64 * 1024;
 
+/// 1, 2 or 3, whichever gives the busiest block the least; of equals the most, since tiles that are taken together
+/// share their activations and one reduction.
+inline int row_tiles_at_a_time(int row_tiles) {
+  int best = 1, least = INT_MAX;
+  for (int r = 1; r <= 3; ++r) {
+    const int groups = (row_tiles + r - 1) / r, most = (groups + multiprocessors() - 1) / multiprocessors() * r;
+    if (most <= least) {
+      best = r;
+      least = most;
+    }
+  }
+  return best;
+}
+
 template <class Tile>
 void launch_gemm_for(const char* op, const GemmArgs& args, cudaStream_t stream) {
   const bool staged = args.batch <= 8 && args.batch * args.cols * 2 <= kStagedBytes;
-  if (staged && args.finish != Finish::swiglu) return launch_gemm<GemmShape<Tile, 1, 1, true>>(op, args, stream);
+  if (staged && args.finish != Finish::swiglu) {
+    switch (row_tiles_at_a_time((args.rows + 15) / 16)) {
+      case 1: return launch_gemm<GemmShape<Tile, 1, 1, true>>(op, args, stream);
+      case 3: return launch_gemm<GemmShape<Tile, 1, 3, true>>(op, args, stream);
+      default: break;
+    }
+  }
   if (staged) return launch_gemm<GemmShape<Tile, 1, 2, true>>(op, args, stream);
   FUT_CHECK(!args.normalise, op, ": ", args.batch, " rows of ", args.cols, " must be normalised before");
   if (args.batch <= 8) return launch_gemm<GemmShape<Tile, 1, 2, false>>(op, args, stream);
-  if (args.batch <= 16) return launch_gemm<GemmShape<Tile, 2, 2, false>>(op, args, stream);
-  launch_gemm<GemmShape<Tile, 4, 2, false>>(op, args, stream);
+  launch_gemm<GemmShape<Tile, 2, 2, false>>(op, args, stream);
 }
 
 }  // namespace fut::cuda

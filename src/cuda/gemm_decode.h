@@ -1,4 +1,4 @@
-// y = a W^T for a decode step's 1 to 32 rows, launched with what follows it. Kernel and schedule: gemm_decode.cuh.
+// y = a W^T for a decode step's 1 to 16 rows, launched with what follows it. Kernel and schedule: gemm_decode.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace fut::cuda {
 
-inline constexpr int kGemmMaxRows = 32;  ///< rows of one launch; larger batches are cut
+inline constexpr int kGemmMaxRows = 16;  ///< rows of one launch; larger batches are cut
 
 /// What becomes of y (B, N).
 enum class Finish {
@@ -32,7 +32,8 @@ struct GemmArgs {
   Dtype out_type = Dtype::f32;
   float out_scale = 1.0f;                   ///< f16: out = value / out_scale, saturated
   unsigned long long* saturated = nullptr;  // (1) or null: raised by the number of clamped values
-  int stages = 0, window = 0;               // the launcher's: ring slots, and slots that may be in flight
+  // The launcher's: ring slots, slots that may be in flight, buffers of sums.
+  int stages = 0, window = 0, sums = 0;
 };
 
 /// True if a launch normalises f32 rows by itself; otherwise normalise_rows() must make f16 or bf16 rows first.

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <unordered_map>
+
 #include "base/error.h"
 
 #define FUT_CUDA(call)                                                 \
@@ -15,15 +17,25 @@
 
 namespace fut::cuda {
 
+/// Every kernel asks for the same split between L1 and shared memory, the largest: an SM must drain before it can
+/// change its split, and so kernels that differ never overlap.
+inline void allow_shared_memory(const void* kernel, size_t bytes) {
+  thread_local std::unordered_map<const void*, size_t> allowed;
+  const auto [entry, fresh] = allowed.try_emplace(kernel, 0);
+  if (fresh)
+    FUT_CUDA(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+  if (bytes <= entry->second) return;
+  FUT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  entry->second = bytes;
+}
+
 /// Launches `kernel` with programmatic dependent launch: it may start while the kernel before it still runs, and waits
 /// for it by wait_for_previous_kernel().
 template <class... Parameters, class... Arguments>
 void launch(const char* op, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, Arguments&&... arguments) {
-  if (shared_bytes > 48 * 1024) {
-    FUT_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)));
-  }
+  allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

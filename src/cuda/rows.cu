@@ -1,6 +1,6 @@
 // MATH       rows.h; the arithmetic of cpu/operand.cpp, element by element.
 // SHAPES     any number of rows, any width.
-// SCHEDULE   one block of 256 threads a row, two or three passes over it.
+// SCHEDULE   one block of 512 threads a row, two or three passes over it.
 // NUMERICS   sums of squares FP32 in a fixed order; 1 / rms in double, rounded to FP32.
 // ROOFLINE   bytes; not optimised.
 #include "cuda/block.cuh"

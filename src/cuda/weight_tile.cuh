@@ -36,7 +36,7 @@ struct Int4Tile {
   using Operand = HalfOperand;
   static constexpr int kGroups = kGroups_;  ///< groups of a tile: 2 where G = 32
   static constexpr int kBytes = kInt4TileCodeBytes + 32 * kGroups;
-  static constexpr int kTilesPerWarp = kGroups == 1 ? 4 : 2;  ///< of a chunk of 17 or 9 KB: what the registers hold
+  static constexpr int kTilesPerWarp = 4;  ///< of a chunk of 64 tiles: 34 KB
   struct Words {
     uint32_t code[4], scale[kGroups];
   };
@@ -95,7 +95,7 @@ struct Int4Tile {
 
 struct E4m3Tile {
   using Operand = HalfOperand;
-  static constexpr int kGroups = 0, kBytes = 1024, kTilesPerWarp = 2;
+  static constexpr int kGroups = 0, kBytes = 1024, kTilesPerWarp = 1;
   struct Words {
     uint4 pair[2];
   };
