@@ -14,9 +14,12 @@ if [[ $model == smollm2 ]]; then
     model=bard
   fi
 fi
-prompt="The sea was calm that morning, and"
+# The weights were 4-bit in blocks of 32 before we round them again: groups of 32 keep more of so small a model.
+options=(--group-size 32)
+prompt="Once upon a time, in a small village by the sea, there lived a young girl named Mara who dreamed of"
 if [[ $model == bard ]]; then
   model=models/bard
+  options=()
   prompt=$'ROMEO:\n'
 fi
-exec build/bin/fut generate "$model" -p "${DEMO_PROMPT:-$prompt}" -n "${DEMO_N:-160}" --temperature 0.7 --top-p 0.9 --seed 1
+exec build/bin/fut generate "$model" -p "${DEMO_PROMPT:-$prompt}" -n "${DEMO_N:-120}" --seed 2 --echo "${options[@]}"
