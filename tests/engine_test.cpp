@@ -445,6 +445,26 @@ TEST_F(EngineTest, TheCallbackCancelsAll) {
   EXPECT_EQ(ask(requests[0]).ids.size(), 100u) << "pages were given back";
 }
 
+TEST_F(EngineTest, ALongPromptRunsInPassesAndCanBeCancelledBetweenThem) {
+  EngineOptions options = f32_options();
+  options.prefill_chunk = 7;
+  load(kEndless, options);
+  int asked = 0;
+  const auto ask_until = [&](int limit) {
+    asked = 0;
+    return engine_->generate({greedy_request(some_ids(70), 1)}, [&](size_t, std::string_view piece) {
+      asked += piece.empty();
+      return asked < limit;
+    })[0];
+  };
+  EXPECT_EQ(ask_until(1000).ids.size(), 1u);
+  EXPECT_GE(asked, 10);  // 70 rows, at most 7 a pass
+  const Completion cancelled = ask_until(3);
+  EXPECT_EQ(cancelled.finish_reason, "cancelled");
+  EXPECT_TRUE(cancelled.ids.empty());
+  EXPECT_EQ(asked, 3);
+}
+
 TEST_F(EngineTest, ControlTokensInAPromptAreTextUnlessAskedFor) {
   load(kEndless);
   Request request;

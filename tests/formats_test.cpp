@@ -376,10 +376,11 @@ TEST(HostWeightTest, NeverWorseThanPlainRounding) {
   }
 }
 
-/// Squared error over squared weight on a normal distribution; plain symmetric rounding has 0.0106 at groups of 64.
+/// Squared error over squared weight on a normal distribution: 0.00663, 0.00816 and 0.00943 were measured; plain
+/// symmetric rounding has 0.0106 at groups of 64.
 TEST(HostWeightTest, RelativeErrorOnNormalWeights) {
   const std::vector<float> w = normal_values(256 * 1024, 11);
-  constexpr std::pair<int, double> kLimits[] = {{32, 0.0070}, {64, 0.0085}, {128, 0.0097}};
+  constexpr std::pair<int, double> kLimits[] = {{32, 0.00665}, {64, 0.0082}, {128, 0.00946}};
   for (const auto& [group, limit] : kLimits) {
     const std::vector<float> back = encoded_and_back(Dtype::int4, group, w, 256, 1024);
     double error = 0, total = 0;

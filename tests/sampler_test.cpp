@@ -107,7 +107,10 @@ TEST(SamplerTest, TopP) {
   const auto kept = [&](float top_p) {
     Sampling s = plain();
     s.top_p = top_p;
-    return drawn(kFour, s).size();
+    const std::set<int32_t> ids = drawn(kFour, s);
+    EXPECT_EQ(*ids.begin(), 0);  // the best ones stay, and they are tokens
+    EXPECT_EQ(*ids.rbegin() + 1, static_cast<int32_t>(ids.size()));
+    return ids.size();
   };
   EXPECT_EQ(kept(0.0f), 1u);
   EXPECT_EQ(kept(1e-9f), 1u);
@@ -121,7 +124,10 @@ TEST(SamplerTest, MinP) {
   const auto kept = [&](float min_p) {
     Sampling s = plain();
     s.min_p = min_p;
-    return drawn(kFour, s).size();
+    const std::set<int32_t> ids = drawn(kFour, s);
+    EXPECT_EQ(*ids.begin(), 0);  // the best ones stay, and they are tokens
+    EXPECT_EQ(*ids.rbegin() + 1, static_cast<int32_t>(ids.size()));
+    return ids.size();
   };
   EXPECT_EQ(kept(0.0f), 4u);
   EXPECT_EQ(kept(0.2f), 3u);  // threshold 0.1

@@ -63,10 +63,9 @@ struct ScaleSearch {
 }  // namespace
 
 Half encode_int4_group(const float* w, int count, uint8_t* codes) {
-  float peak = 0.0f, zero_error = 0.0f;  // peak: the value of largest magnitude, with its sign
+  float peak = 0.0f;  // the value of largest magnitude, with its sign
   for (int i = 0; i < count; ++i) {
     if (std::fabs(w[i]) > std::fabs(peak)) peak = w[i];
-    zero_error += w[i] * w[i];
   }
   std::fill(codes, codes + count, uint8_t{kInt4Zero});
   if (peak == 0.0f) return Half{0};
@@ -77,8 +76,7 @@ Half encode_int4_group(const float* w, int count, uint8_t* codes) {
     search.consider(peak * clip / -8.0f);
     search.consider(peak * clip / 7.0f);
   }
-  if (search.best_scale == 0.0f || search.best_error > zero_error)
-    return Half{0};  // too small for FP16: zero is nearer
+  if (search.best_scale == 0.0f) return Half{0};  // too small for FP16
   float numerator = 0.0f, denominator = 0.0f;
   for (int i = 0; i < count; ++i) {
     const float level = int4_level(w[i], 1.0f / search.best_scale);
