@@ -18,12 +18,12 @@ struct EngineOptions {
   std::string backend = "auto";          ///< auto | cpu | cuda
   std::string prefill_scaling = "auto";  ///< auto | exact | frozen | delayed: FP8 activation scales. auto: frozen if
                                          ///< the checkpoint brings calibrated scales, otherwise exact
-  int threads = 0;              ///< CPU threads; 0: one a core
-  int group_size = 64;          ///< of INT4 weights quantised at load
-  int64_t max_context = 0;      ///< tokens a sequence may reach; 0: the model's own limit
-  int64_t kv_tokens = 0;        ///< tokens the cache pool holds over all sequences; 0: chosen from free memory
-  int max_batch = 16;           ///< sequences that decode together
-  int64_t prefill_chunk = 512;  ///< rows of one prefill pass; never changes a result
+  int threads = 0;                       ///< CPU threads; 0: one a core
+  int group_size = 64;                   ///< of INT4 weights quantised at load
+  int64_t max_context = 0;               ///< tokens a sequence may reach; 0: the model's own limit
+  int64_t kv_tokens = 0;                 ///< tokens the cache pool holds over all sequences; 0: chosen from free memory
+  int max_batch = 16;                    ///< sequences that decode together
+  int64_t prefill_chunk = 512;           ///< rows of one prefill pass; never changes a result
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_load;  ///< progress, may be empty
 };
 
@@ -58,8 +58,8 @@ struct Completion {
 struct Timing {
   int64_t prefill_tokens = 0, decode_tokens = 0;  ///< decode: tokens produced by decode steps, over all sequences
   double prefill_seconds = 0, decode_seconds = 0;
-  int64_t saturated = 0;   ///< activations that a format had to clamp: 0 in a healthy run
-  int64_t outgrown = 0;    ///< residual rows that outgrew their previous norm and got an exact FP8 scale instead
+  int64_t saturated = 0;  ///< activations that a format had to clamp: 0 in a healthy run
+  int64_t outgrown = 0;   ///< residual rows that outgrew their previous norm and got an exact FP8 scale instead
 };
 
 /// Sizes that a user asks about first.
