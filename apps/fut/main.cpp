@@ -24,7 +24,7 @@ constexpr Verb kVerbs[] = {
     {"inspect", "layers, formats, bytes of each copy, context that fits; loads no weights", run_inspect},
     {"quantize", "write a model as INT4 for decode and FP8 for prefill", run_quantize},
     {"perplexity", "how well a model predicts a text, and how far it is from a base run", run_perplexity},
-    {"bench", "speed: `fut bench model`", run_bench},
+    {"bench", "speed of a model, or of single operations: fut bench model|op|block|step", run_bench},
 };
 
 std::string help() {
