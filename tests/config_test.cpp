@@ -103,6 +103,9 @@ TEST(ConfigTest, RefusesWhatWouldChangeTheMathematics) {
   expect_config_refused(R"({"mlp_bias":true})", {"mlp_bias"});
   expect_config_refused(R"({"hidden_act":"gelu"})", {"hidden_act", "gelu"});
   expect_config_refused(R"({"partial_rotary_factor":0.5})", {"partial_rotary_factor 0.5"});
+  expect_config_refused(R"({"sliding_window":128})", {"sliding_window"});
+  EXPECT_EQ(parse(R"({"sliding_window":128,"use_sliding_window":false})").width, 64);
+  EXPECT_EQ(parse(R"({"sliding_window":null})").width, 64);
   EXPECT_EQ(
       parse(R"({"partial_rotary_factor":1.0,"attention_bias":false,"hidden_act":"silu","architectures":null})").width,
       64);

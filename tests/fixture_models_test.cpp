@@ -143,6 +143,7 @@ TEST(FixtureModelsTest, WhatWouldRunWronglyIsRefused) {
       {{.config = R"({"rope_scaling":{"rope_type":"longrope","factor":4}})"}, {"longrope", "rope"}},
       {{.config = R"({"num_key_value_heads":3})"}, {"num_attention_heads 4", "num_key_value_heads 3"}},
       {{.config = R"({"partial_rotary_factor":0.5})"}, {"partial_rotary_factor"}},
+      {{.config = R"({"num_hidden_layers":1})"}, {"model.layers.1.", "the configuration says 1 layers"}},
       {{.config = R"({"attention_bias":true,"mlp_bias":true})", .attention_bias = true, .mlp_bias = true}, {"bias"}},
       {{.attention_bias = true, .mlp_bias = true}, {".bias", "biases are not supported"}},
       {{.config = R"({"attention_bias":true,"mlp_bias":true})"}, {"bias"}},

@@ -185,6 +185,8 @@ HWY_AFTER_NAMESPACE();
 #include <cstdlib>
 #include <cstring>
 
+#include "base/error.h"
+
 namespace fut::cpu {
 namespace {
 
@@ -211,7 +213,13 @@ const Simd* best_up_to(const char* limit) {
 }  // namespace
 
 const Simd& simd() {
-  static const Simd& chosen = *best_up_to(std::getenv("FUT_SIMD"));
+  static const Simd& chosen = []() -> const Simd& {
+    const char* wanted = std::getenv("FUT_SIMD");
+    const Simd* found = wanted ? simd_named(wanted) : best_up_to(nullptr);
+    FUT_CHECK(found, "FUT_SIMD=", wanted, ": not on this machine, whose best of baseline, avx2 and avx512 is ",
+              best_up_to(nullptr)->name);
+    return *found;
+  }();
   return chosen;
 }
 

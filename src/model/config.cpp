@@ -120,6 +120,8 @@ void refuse_unsupported(const Fields& config) {
   FUT_CHECK(!config.flag("rope_interleaved", false), what, ": rope_interleaved is not supported");
   const double partial = config.number("partial_rotary_factor", 1.0);
   FUT_CHECK(partial == 1.0, what, ": partial_rotary_factor ", partial, " is not supported");
+  const bool slides = config.find("sliding_window") && config.flag("use_sliding_window", true);
+  FUT_CHECK(!slides, what, ": sliding_window is not supported");
   const std::string act = config.text("hidden_act", "silu");
   FUT_CHECK(act == "silu" || act == "swish", what, ": hidden_act \"", act, "\" is not supported (silu is)");
 }

@@ -226,6 +226,8 @@ void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
   for (const TensorInfo& info : checkpoint.tensors()) {
     const bool bias = info.name.size() > 5 && info.name.compare(info.name.size() - 5, 5, ".bias") == 0;
     FUT_CHECK(!bias, info.file, ": tensor ", info.name, ": biases are not supported");
+    const bool too_deep = info.name.rfind(cat("model.layers.", c.layers, "."), 0) == 0;
+    FUT_CHECK(!too_deep, info.file, ": tensor ", info.name, ", but the configuration says ", c.layers, " layers");
   }
 }
 
