@@ -3,14 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
 
 #include "base/error.h"
 #include "base/parallel.h"
-#include "engine/backends.h"
 #include "engine/calibrate.h"
 #include "io/json.h"
 #include "io/safetensors.h"
