@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Prints bench/results.csv as the tables of docs/PERF.md: ours, peers, ratio, share of the read ceiling.
+
+Only rows of one run are set side by side: the same commit, card and date. Without --commit and --date that is the last
+run in the file that holds rows of ours. Of a point that was measured more than once in it the median counts.
+
+  python3 bench/report.py
+  python3 bench/report.py bench/results.csv --commit f081203
+"""
+import argparse
+import csv
+import pathlib
+import re
+import statistics
+import sys
+
+COLUMNS = "commit card date clock_mhz op shape batch context weights kv us bytes".split()
+PEERS = {"torch_bf16_block": "torch BF16", "torch_fp8_block": "torch FP8", "torch_int4_block": "torch INT4"}
+STEP_PEERS = {"transformers_step": "transformers", "transformers_step_queued": "transformers, queued"}
+PARTS = ("block", "step")  # of ours; every other op of ours is a part of them
+# What issue 3 accepts, in microseconds; a table of bounds, not of results.
+ACCEPTED = {
+    ("block", "llama-3.1-8b", 1, 2048): 40, ("block", "llama-3.1-8b", 8, 2048): 48,
+    ("block", "llama-3.1-8b", 32, 2048): 70, ("block", "llama-3.1-8b", 1, 16384): 45,
+    ("block", "llama-3.1-8b", 32, 8192): 140, ("block", "llama-3.1-70b", 1, 2048): 122,
+    ("block", "llama-3.1-70b", 32, 2048): 165, ("step", "llama-3.1-8b", 1, 1024): 1250,
+    ("step", "llama-3.1-70b", 1, 2048): 9800, ("step", "llama-3.2-1b", 1, 1024): 320,
+    ("step", "llama-3.2-1b", 1, 2048): 320,
+}
+NONE = "–"
+
+
+def fail(text):
+    sys.exit(f"report.py: {text}")
+
+
+def read(path):
+    """Rows with numbers as numbers; `ceiling` is the bytes a second that the file's header names."""
+    try:
+        lines = list(csv.reader(pathlib.Path(path).read_text().splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{path}: cannot be read ({error})")
+    header = lines[0] if lines else []
+    share = [re.fullmatch(r"share_of_([\d.]+)TB/s", name) for name in header]
+    if not set(COLUMNS) <= set(header) or not any(share):
+        fail(f"{path}: line 1 should name the columns {', '.join(COLUMNS)}, share_of_...TB/s")
+    ceiling = float(next(s for s in share if s)[1]) * 1e12
+    rows = []
+    for number, fields in enumerate(lines[1:], 2):
+        if not fields:
+            continue
+        if len(fields) != len(header):
+            fail(f"{path}: line {number} has {len(fields)} fields, line 1 {len(header)}")
+        row = dict(zip(header, fields))
+        try:
+            row.update(batch=int(row["batch"]), context=int(row["context"]), us=float(row["us"]),
+                       bytes=int(row["bytes"]), ceiling=ceiling)
+        except ValueError as error:
+            fail(f"{path}: line {number}: {error}")
+        if not 0 < row["us"] < float("inf"):
+            fail(f"{path}: line {number}: us is {row['us']}")
+        rows.append(row)
+    return rows
+
+
+def is_peer(row):
+    return row["op"].startswith(("torch_", "transformers_", "cublaslt_")) or row["op"] in ("read", "copy")
+
+
+def choose_run(rows, commit, date):
+    rows = [r for r in rows if (not commit or r["commit"] == commit) and (not date or r["date"] == date)]
+    if not rows:
+        fail(f"no rows of commit {commit or 'any'}, date {date or 'any'}")
+    last = ([r for r in rows if not is_peer(r)] or rows)[-1]
+    key = [last[name] for name in ("commit", "card", "date")]
+    return key, [r for r in rows if [r[name] for name in ("commit", "card", "date")] == key]
+
+
+class Numbers:
+    """(op, shape, batch, context, weights, kv) -> the median of its rows."""
+
+    def __init__(self, rows):
+        groups = {}
+        for r in rows:
+            key = (r["op"], r["shape"], r["batch"], r["context"], r["weights"], r["kv"])
+            groups.setdefault(key, []).append(r)
+        self.us = {key: statistics.median(r["us"] for r in group) for key, group in groups.items()}
+        self.bytes = {key: group[-1]["bytes"] for key, group in groups.items()}
+        self.ceiling = rows[0]["ceiling"]
+
+    def share(self, key):
+        return self.bytes[key] / self.us[key] * 1e6 / self.ceiling
+
+    def points(self, ops):
+        """(shape, batch, context) of these ops, models in the file's order, then by context and batch."""
+        shapes = list(dict.fromkeys(key[1] for key in self.us))
+        found = {key[1:4] for key in self.us if key[0] in ops}
+        return sorted(found, key=lambda p: (shapes.index(p[0]), p[2], p[1]))
+
+    def peer(self, op, point):
+        return next((us for key, us in self.us.items() if key[0] == op and key[1:4] == point), None)
+
+
+def number(us):
+    return NONE if us is None else f"{us:.0f}" if us >= 1000 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
+
+
+def percent(share):
+    return f"{share * 100:.0f} %"
+
+
+def table(title, header, rows):
+    if not rows:
+        return
+    print(f"### {title}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+    print()
+
+
+def compared(numbers, part, peers, weights="int4"):
+    """Ours beside the peers at every point where either was measured; the ratio is over the fastest peer."""
+    rows = []
+    for point in numbers.points({part, *peers}):
+        key = (part, *point, weights, weights)
+        ours = numbers.us.get(key)
+        times = [numbers.peer(op, point) for op in peers]
+        fastest = min((t for t in times if t), default=None)
+        floor = numbers.bytes[key] / numbers.ceiling * 1e6 if ours else None
+        if ours or fastest:
+            rows.append([point[0], str(point[1]), str(point[2]), number(floor), number(ours),
+                         percent(numbers.share(key)) if ours else NONE, str(ACCEPTED.get((part, *point), NONE)),
+                         *map(number, times), f"{fastest / ours:.2f}x" if ours and fastest else NONE])
+    return rows
+
+
+def formats(numbers):
+    """Our own formats beside one another, weights and cache alike."""
+    rows = []
+    for part in PARTS:
+        for point in numbers.points({part}):
+            times = [numbers.us.get((part, *point, w, w)) for w in ("int4", "e4m3", "bf16")]
+            if times[0] and any(times[1:]):
+                rows.append([part, point[0], str(point[1]), str(point[2]), *map(number, times),
+                             *(f"{t / times[0]:.2f}x" if t else NONE for t in times[1:])])
+    return rows
+
+
+def operations(numbers):
+    """Every op of ours, alone: microseconds and share of the ceiling, a column a point."""
+    ops = list(dict.fromkeys(k[0] for k in numbers.us if k[0] not in PARTS and not is_peer({"op": k[0]})))
+    points = numbers.points(ops)
+    cells = []
+    for op in ops:
+        keys = [(op, *point, "int4", "int4") for point in points]
+        if any(k in numbers.us for k in keys):
+            cells.append([op, *(f"{number(numbers.us[k])} ({percent(numbers.share(k))})" if k in numbers.us else NONE
+                                for k in keys)])
+    return ["us (share)", *(f"{s.rsplit('-', 1)[-1]} {b} x {c}" for s, b, c in points)], cells
+
+
+def ceilings(numbers, products):
+    rows = []
+    for key, us in numbers.us.items():
+        if key[0] in ("read", "copy"):
+            rows.append([key[0], NONE, NONE, number(us), f"{numbers.bytes[key] / us / 1e6:.2f} TB/s"])
+        product = re.fullmatch(r"cublaslt_(\w+?)_(qkv|o|gate_up|down)", key[0])
+        if product and (key[1], product[2]) in products:
+            n, k = products[key[1], product[2]]
+            rows.append([f"cuBLASLt {product[1]}", f"{key[1]} {product[2]}", str(key[2]), number(us),
+                         f"{2 * key[2] * n * k / us / 1e9:.3f} PFLOP/s"])
+    return rows
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda message: parser.exit(2, f"report.py: {message}\n")
+    parser.add_argument("file", nargs="?", default=str(pathlib.Path(__file__).with_name("results.csv")))
+    parser.add_argument("--commit", help="rows of this commit only")
+    parser.add_argument("--date", help="rows of this day only, as 2026-11-30")
+    return parser.parse_args()
+
+
+def main():
+    args = parse()
+    (commit, card, date), rows = choose_run(read(args.file), args.commit, args.date)
+    numbers = Numbers(rows)
+    print(f"{card}, commit {commit}, {date}; microseconds; INT4 weights and cache unless said; "
+          f"shares of {numbers.ceiling / 1e12:.2f} TB/s; ratio: the fastest peer over ours\n")
+    for part, peers in (("block", PEERS), ("step", STEP_PEERS)):
+        table(part.capitalize(),
+              ["model", "B", "context", "floor by bytes", "ours", "share", "accepted", *peers.values(), "ratio"],
+              compared(numbers, part, peers))
+    table("Our formats", ["", "model", "B", "context", "INT4", "E4M3", "BF16", "E4M3 / INT4", "BF16 / INT4"],
+          formats(numbers))
+    table("Operations", *operations(numbers))
+    sys.path.insert(0, str(pathlib.Path(__file__).with_name("peers")))
+    import common
+
+    products = {(name, part): nk for name, shape in common.SHAPES.items() for part, nk in shape.products().items()}
+    table("Ceilings", ["", "product", "rows", "us", "rate"], ceilings(numbers, products))
+
+
+if __name__ == "__main__":
+    main()
