@@ -21,6 +21,8 @@ if(FUT_CUDA AND CMAKE_CUDA_COMPILER)
   add_library(fut_cuda STATIC ${cuda_sources})
   target_link_libraries(fut_cuda PRIVATE fut_cuda_flags)
   target_link_libraries(fut_cuda INTERFACE fut_ops)
+  target_link_libraries(fut_engine PRIVATE fut_cuda)
+  target_compile_definitions(fut_engine PRIVATE FUT_HAS_CUDA)
   if(PROJECT_IS_TOP_LEVEL)
     add_library(decode_cuda_object OBJECT ${PROJECT_SOURCE_DIR}/bench/decode_cuda.cu)  # alone: fut_ops brings g++'s flags
     target_link_libraries(decode_cuda_object PRIVATE fut_cuda_flags)

@@ -12,8 +12,9 @@
 //              staged  B K fits: the activations are read once, normalised, and kept as B fragments in shared memory.
 //              ring    otherwise: rows of f16 or bf16 activations ride in the ring beside the weights they meet.
 // NUMERICS   Operands are rounded once (f16; bf16 for BF16 weights); accumulators FP32; INT4 scales multiply the
-//            accumulator of a group. The warps' sums are added in the order of the warps: a result depends on K
-//            and the format alone, never on the batch's other rows or on timing.
+//            accumulator of a group. k-tiles are dealt to 16 classes, which a balanced tree adds up
+//            (weight_tile.cuh): a result depends on K and the format alone, never on the batch's other rows or on
+//            timing.
 // ROOFLINE   Weight bytes over the read rate (H200: 4.57 TB/s); docs/PERF.md has what each shape reaches.
 // REFERENCE  Weight as operand A, masks to FP16 subnormals and scales on the accumulator: DESIGN section 5.
 #pragma once
@@ -192,14 +193,13 @@ class GemmBlock {
       if (tid < B) {
         float sum = 0.0f;
         for (int w = 0; w < kConsumerWarps; ++w) sum += partial[w][tid];
-        inverse_rms[tid] = static_cast<float>(1.0 / sqrt(double{sum} / K + args_.eps));
+        inverse_rms[tid] = inverse_rms_of(sum, K, args_.eps);
       }
       named_barrier(1, kConsumers);  // closes: inverse_rms read before it is written
     }
-    const int units = K / 8;  // 16-byte fragments of a row
+    const int units = K / 8;
     for (int unit = tid; unit < B * units; unit += kConsumers) {
-      const int n = unit / units, u = unit % units;
-      const int j = u >> 3, h = u >> 2 & 1, t = u & 3, k = 64 * j + 32 * h + 2 * t;
+      const int n = unit / units, u = unit % units, k = fragment_column(u);
       uint32_t pair[4];
       if (args_.normalise) {
         const float* x = static_cast<const float*>(args_.a) + source_row(n) * K + k;
@@ -211,7 +211,7 @@ class GemmBlock {
         const uint16_t* a = static_cast<const uint16_t*>(args_.a) + int64_t{n} * K + k;
         for (int i = 0; i < 4; ++i) pair[i] = *reinterpret_cast<const uint32_t*>(a + 8 * i);
       }
-      *reinterpret_cast<uint4*>(fragments_ + (((j * 2 + h) * B + n) * 4 + t) * 16) =
+      *reinterpret_cast<uint4*>(fragments_ + ((u >> 2) * B + n) * 64 + (u & 3) * 16) =
           make_uint4(pair[0], pair[1], pair[2], pair[3]);
     }
     named_barrier(1, kConsumers);  // closes: fragments read before all are there
@@ -251,10 +251,9 @@ class GemmBlock {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       if (n >= B) break;
-      const float4* x = reinterpret_cast<const float4*>(static_cast<const float*>(args_.a) + source_row(n) * K);
-      for (int i = tid; i < K / 4; i += kConsumers) {
-        const float4 v = x[i];
-        sum[n] = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum[n]))));
+      const float* x = static_cast<const float*>(args_.a) + source_row(n) * K;
+      for (int u = tid; u < K / 8; u += kConsumers) {
+        for (int i = 0; i < 4; ++i) add_squares(sum[n], *reinterpret_cast<const float2*>(x + fragment_column(u) + 8 * i));
       }
       for (int step = 16; step > 0; step /= 2) sum[n] += __shfl_xor_sync(~0u, sum[n], step);
       if ((tid & 31) == 0) partial[tid >> 5][n] = sum[n];
@@ -332,9 +331,10 @@ class GemmBlock {
 
   __device__ float value(const float* sums, int r, int row_in_tile, int n, int row) const {
     const int lane = (row_in_tile & 7) * 4 + (n & 7) / 2, part = (row_in_tile >> 3) * 2 + (n & 1);
-    float sum = 0.0f;
+    float part_sum[kConsumerWarps];
 #pragma unroll
-    for (int w = 0; w < kConsumerWarps; ++w) sum += sums[((w * R + r) * NB + n / 8) * 128 + lane * 4 + part];
+    for (int w = 0; w < kConsumerWarps; ++w) part_sum[w] = sums[((w * R + r) * NB + n / 8) * 128 + lane * 4 + part];
+    float sum = add_classes(part_sum);
     sum *= Tile::row_unit(row_in_tile) * args_.a_scale;
     if (args_.weight_scale) sum *= args_.weight_scale[row];
     return args_.row_factor ? sum * args_.row_factor[n] : sum;

@@ -1,7 +1,7 @@
 // MATH       rows.h; the arithmetic of cpu/operand.cpp, element by element.
 // SHAPES     any number of rows, any width.
 // SCHEDULE   one block of 512 threads a row, two or three passes over it.
-// NUMERICS   sums of squares FP32 in a fixed order; 1 / rms in double, rounded to FP32.
+// NUMERICS   sums of squares and 1 / rms FP32, in the order of weight_tile.cuh.
 // ROOFLINE   bytes; not optimised.
 #include "cuda/block.cuh"
 #include "cuda/launch.cuh"
@@ -27,13 +27,13 @@ __device__ float store(void* data, Dtype type, int64_t i, float value) {
 /// The order of sums is that of gemm_decode.cuh, so that both round a row alike.
 __device__ float inverse_rms(const Residual& r, int64_t t, int width) {
   float sum = 0.0f;
-  for (int i = threadIdx.x * 4; i < width; i += blockDim.x * 4) {
-    for (int j = 3; j >= 0; --j) {
-      const float x = load(r.x, r.dtype, t * width + i + j);
-      sum = fmaf(x, x, sum);
+  for (int u = threadIdx.x; u < width / 8; u += blockDim.x) {
+    for (int i = 0; i < 4; ++i) {
+      const int64_t at = t * width + fragment_column(u) + 8 * i;
+      add_squares(sum, make_float2(load(r.x, r.dtype, at), load(r.x, r.dtype, at + 1)));
     }
   }
-  return static_cast<float>(1.0 / sqrt(double{sum_block(sum)} / width + r.eps));
+  return inverse_rms_of(sum_block(sum), width, r.eps);
 }
 
 /// The e4m3 copy of a row as it now is. `before` is 1 / rms from before; 0: none, scale exactly.
@@ -58,21 +58,13 @@ __device__ void copy_to_e4m3(const Residual& r, int64_t t, int width, float befo
   }
 }
 
-/// Element (n, k) of a BF16 weight in tiles.
-__device__ Bf16 tile_element(const Weight& w, int64_t n, int64_t k) {
-  const Int4Place place = int4_place(static_cast<int>(n % 16), static_cast<int>(k % 64));
-  const int64_t tile = n / 16 * (w.cols / 64) + k / 64;
-  const int part = (place.nibble & 3) * 2 + (place.nibble >> 2);  // register a0 .. a3, then its half
-  return static_cast<const Bf16*>(w.data)[tile * 1024 + place.word * 256 + place.lane * 8 + part];
-}
-
 __global__ void embed_kernel(const __grid_constant__ Residual r, const __grid_constant__ Weight w,
                              const int32_t* tokens) {
   wait_for_previous_kernel();
   const int64_t t = blockIdx.x, token = tokens[t];
   const int width = static_cast<int>(w.cols);
   for (int i = threadIdx.x; i < width; i += blockDim.x)
-    store(r.x, r.dtype, t * width + i, to_f32(tile_element(w, token, i)));
+    store(r.x, r.dtype, t * width + i, to_f32(bf16_tile_element(static_cast<const Bf16*>(w.data), width, token, i)));
   __syncthreads();  // closes: the row read by other threads before it is written
   copy_to_e4m3(r, t, width, 0.0f);
 }

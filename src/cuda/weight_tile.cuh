@@ -22,6 +22,37 @@ __device__ inline uint32_t half_pair(float x, float y) {
 
 __device__ inline uint32_t bf16_pair(float x, float y) { return to_bf16(x).bits | uint32_t{to_bf16(y).bits} << 16; }
 
+// How a product over K is summed, whatever kernel makes it and however large the batch is: k-tile j belongs to class
+// j % 16, a class is summed in the order of k, and the classes are added by halves. So warps, or blocks, may share the
+// classes of a row in any aligned way and give the same bits.
+inline constexpr int kClasses = 16;
+
+/// ((c0 + c8) + (c4 + c12)) + ..
+template <int kCount>
+__device__ inline float add_classes(const float (&c)[kCount]) {
+  if constexpr (kCount == 1) {
+    return c[0];
+  } else {
+    float sums[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) sums[i] = c[i] + c[i + kCount / 2];
+    return add_classes(sums);
+  }
+}
+
+/// Unit u of a row of activations is what lane t = u % 4 of every quad multiplies in two k-steps (half u / 4 % 2 of k-tile
+/// u / 8): the columns fragment_column(u) + 0, 1, 8, 9, 16, 17, 24, 25.
+__device__ inline int fragment_column(int u) { return (u >> 2) * 32 + (u & 3) * 2; }
+
+/// Sums of squares of a row run over its units: thread i of 512 takes units i, i + 512, .., then lanes, then warps.
+__device__ inline void add_squares(float& sum, float2 x) { sum = fmaf(x.y, x.y, fmaf(x.x, x.x, sum)); }
+
+/// 1 / rms of a row of K values. FP32 throughout: an ulp beside the CPU's double, and no subroutine in the middle of a
+/// kernel.
+__device__ inline float inverse_rms_of(float sum_of_squares, int K, float eps) {
+  return __frsqrt_rn(fmaf(sum_of_squares, __frcp_rn(static_cast<float>(K)), eps));
+}
+
 /// Two codes a mask, as FP16 subnormals: registers a0 .. a3 of the word's k-step.
 __device__ inline void unpack_int4(uint32_t (&a)[4], uint32_t word) {
   const uint32_t upper = word >> 8;
@@ -34,6 +65,7 @@ __device__ inline void unpack_int4(uint32_t (&a)[4], uint32_t word) {
 template <int kGroups_>
 struct Int4Tile {
   using Operand = HalfOperand;
+  static constexpr bool kHalfOperand = true;
   static constexpr int kGroups = kGroups_;  ///< groups of a tile: 2 where G = 32
   static constexpr int kBytes = kInt4TileCodeBytes + 32 * kGroups;
   static constexpr int kTilesPerWarp = 4;  ///< of a chunk of 64 tiles: 34 KB
@@ -95,6 +127,7 @@ struct Int4Tile {
 
 struct E4m3Tile {
   using Operand = HalfOperand;
+  static constexpr bool kHalfOperand = true;
   static constexpr int kGroups = 0, kBytes = 1024, kTilesPerWarp = 1;
   struct Words {
     uint4 pair[2];
@@ -123,6 +156,7 @@ struct E4m3Tile {
 
 struct Bf16Tile {
   using Operand = Bf16Operand;
+  static constexpr bool kHalfOperand = false;
   static constexpr int kGroups = 0, kBytes = 2048, kTilesPerWarp = 1;
   struct Words {
     uint4 step[4];
@@ -148,5 +182,13 @@ struct Bf16Tile {
     }
   }
 };
+
+/// Element (n, k) of a BF16 weight in tiles.
+__device__ inline Bf16 bf16_tile_element(const Bf16* tiles, int64_t cols, int64_t n, int64_t k) {
+  const Int4Place place = int4_place(static_cast<int>(n % 16), static_cast<int>(k % 64));
+  const int64_t tile = n / 16 * (cols / 64) + k / 64;
+  const int part = (place.nibble & 3) * 2 + (place.nibble >> 2);  // register a0 .. a3, then its half
+  return tiles[tile * 1024 + place.word * 256 + place.lane * 8 + part];
+}
 
 }  // namespace fut::cuda

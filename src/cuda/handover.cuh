@@ -1,0 +1,99 @@
+// How blocks of one running kernel hand activations to one another: every 8-byte word carries 4 bytes of payload and a tag
+// that names the step, layer and stage that wrote it. A reader loads the data itself until the tags are right; there is no
+// flag, no fence and no barrier, because a 64-bit access is one access. Tags rise for ever, so nothing is ever cleared.
+//
+// A word may be overwritten as soon as its stage's successor is complete: whoever writes the next value has read, through
+// the chain of stages, something of every block that still had to read this one.
+//
+// REFERENCE  data that carries its own validity: NCCL's LL protocol; measured in DESIGN section 8.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace fut::cuda {
+
+/// Where a wait was given up.
+struct StepFault {
+  uint32_t raised = 0;
+  uint32_t block = 0, stage = 0;       ///< stage: Stage of step.h
+  uint32_t expected = 0, seen = 0;     ///< tags
+};
+
+__device__ inline void publish(uint2* word, uint32_t payload, uint32_t tag) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(uint64_t{payload} | uint64_t{tag} << 32)
+               : "memory");
+}
+
+/// Two words, each read as one access.
+__device__ inline uint4 load_words(const uint2* words) {
+  uint64_t a, b;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(words) : "memory");
+  return make_uint4(static_cast<uint32_t>(a), static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b),
+                    static_cast<uint32_t>(b >> 32));
+}
+__device__ inline uint2 load_word(const uint2* word) {
+  uint64_t a;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(a) : "l"(word) : "memory");
+  return make_uint2(static_cast<uint32_t>(a), static_cast<uint32_t>(a >> 32));
+}
+
+/// Waits with an end: a step whose blocks wait for one another wrongly must become an error, not a stuck card.
+class Watch {
+ public:
+  uint32_t stage = 0;
+
+  /// Of this block, in shared memory: 1 once one of its waits has failed.
+  __device__ static volatile uint32_t& given_up() {
+    __shared__ uint32_t flag;
+    return flag;
+  }
+
+  /// After a failed look: false when waiting has no point any more.
+  __device__ bool patient(StepFault* fault, uint32_t& looks, uint32_t expected, uint32_t seen) const {
+    if (++looks < kLooks && !given_up()) {
+      __nanosleep(kPauseNs);
+      return true;
+    }
+    if (!given_up()) {
+      given_up() = 1;
+      if (atomicCAS(&fault->raised, 0u, 1u) == 0) {
+        fault->block = blockIdx.x;
+        fault->stage = stage;
+        fault->expected = expected;
+        fault->seen = seen;
+      }
+    }
+    return false;
+  }
+
+ private:
+  static constexpr uint32_t kLooks = 1u << 22, kPauseNs = 20;  ///< some seconds; a look takes about a microsecond
+};
+
+/// kCount times two words from from(i), all with `tag`.
+template <int kCount, class From>
+__device__ inline void gather(uint4 (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, From from) {
+  for (uint32_t looks = 0;;) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) words[i] = load_words(from(i));
+    uint32_t off = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) off |= (words[i].y ^ tag) | (words[i].w ^ tag);
+    if (off == 0 || !watch.patient(fault, looks, tag, words[0].y)) return;
+  }
+}
+template <int kCount, class From>
+__device__ inline void gather(uint2 (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, From from) {
+  for (uint32_t looks = 0;;) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) words[i] = load_word(from(i));
+    uint32_t off = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) off |= words[i].y ^ tag;
+    if (off == 0 || !watch.patient(fault, looks, tag, words[0].y)) return;
+  }
+}
+
+}  // namespace fut::cuda

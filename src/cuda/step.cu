@@ -1,0 +1,82 @@
+// Picks the step kernel for a plan (step.cuh), and raises its tags.
+#include "cuda/step.cuh"
+
+namespace fut::cuda {
+
+
+using Int4Wide = StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 128, 1>>;
+using Int4Narrow = StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 64, 1>>;
+extern template bool fit_step<Int4Wide>(StepArgs&);
+extern template bool fit_step<Int4Narrow>(StepArgs&);
+extern template void launch_step<Int4Wide>(const StepArgs&, cudaStream_t);
+extern template void launch_step<Int4Narrow>(const StepArgs&, cudaStream_t);
+
+namespace {
+
+/// Calls use(Types{}) for the plan's kernel; false where there is none.
+template <class Use>
+bool with_types(const StepPlan& plan, Use use) {
+  if (plan.weights != Dtype::int4 || plan.kv != Dtype::int4 || plan.group == 32) return false;
+  if (plan.head_dim == 128) return use(Int4Wide{}), true;
+  if (plan.head_dim == 64) return use(Int4Narrow{}), true;
+  return false;
+}
+
+StepShape shape_of(int rows, int cols, bool swiglu) {
+  StepShape s;
+  s.rows = rows;
+  s.cols = cols;
+  s.row_tiles = (rows + 15) / 16;
+  s.col_tiles = cols / 64;
+  const int blocks = multiprocessors();
+  const auto busiest = [&](int r) { return ((s.row_tiles + r - 1) / r + blocks - 1) / blocks * r; };
+  s.at_a_time = swiglu || busiest(2) <= busiest(1) ? 2 : 1;
+  s.groups = (s.row_tiles + s.at_a_time - 1) / s.at_a_time;
+  return s;
+}
+
+__global__ void raise_tags(uint32_t* tag_base, uint32_t by) { *tag_base += by; }
+
+}  // namespace
+
+const char* name_of(Stage stage) {
+  constexpr const char* kNames[kStages] = {"x_in", "y", "partial", "a", "x_mid", "h"};
+  return kNames[static_cast<int>(stage)];
+}
+
+std::string plan_step(StepPlan& plan) {
+  StepArgs& a = plan.args;
+  const int E = plan.head_dim, H = a.heads, J = a.kv_heads, D = a.width, F = a.feed_forward;
+  if (a.batch > kStepMaxBatch) return cat("a batch of ", a.batch, ", the limit is ", kStepMaxBatch);
+  if (H / J > kStepMaxHeads) return cat(H / J, " query heads a KV head, the limit is ", kStepMaxHeads);
+  if (a.rope.rotary_dim != E) return cat("a rotary width of ", a.rope.rotary_dim, " of ", E);
+  if (F % 16 != 0) return cat("a feed-forward width of ", F, ", no multiple of 16");
+  a.shape[static_cast<int>(Product::qkv)] = shape_of((H + 2 * J) * E, D, false);
+  a.shape[static_cast<int>(Product::o)] = shape_of(D, H * E, false);
+  a.shape[static_cast<int>(Product::gate_up)] = shape_of(2 * F, D, true);
+  a.shape[static_cast<int>(Product::down)] = shape_of(D, F, false);
+  a.shape[static_cast<int>(Product::head)] = shape_of(a.shape[static_cast<int>(Product::head)].rows, D, false);
+  bool fits = false;
+  if (!with_types(plan, [&]<class Types>(Types) { fits = fit_step<Types>(a); }))
+    return cat(name_of(plan.weights), " weights with a ", name_of(plan.kv), " cache and heads of ", E);
+  return fits ? "" : cat("the activations of ", a.batch, " rows leave no room for weights in shared memory");
+}
+
+void step_words(const StepPlan& plan, size_t (&words)[kStages]) {
+  const StepArgs& a = plan.args;
+  const size_t B = a.batch, E = plan.head_dim, H = a.heads;
+  words[static_cast<int>(Stage::x_in)] = words[static_cast<int>(Stage::x_mid)] = B * a.width;
+  words[static_cast<int>(Stage::y)] = B * (H + 2 * a.kv_heads) * E;
+  words[static_cast<int>(Stage::partial)] = B * H * a.splits * (E + 2);
+  words[static_cast<int>(Stage::a)] = B * H * E / 2;
+  words[static_cast<int>(Stage::h)] = B * a.feed_forward / 2;
+}
+
+void decode_step(const StepPlan& plan, cudaStream_t stream) {
+  const bool known = with_types(plan, [&]<class Types>(Types) { launch_step<Types>(plan.args, stream); });
+  FUT_CHECK(known, "decode_step: no kernel for this plan");
+  raise_tags<<<1, 1, 0, stream>>>(plan.args.tag_base, (plan.args.layer_count + 1) * kStages);
+  FUT_CUDA(cudaGetLastError());
+}
+
+}  // namespace fut::cuda

@@ -1,0 +1,74 @@
+// What the roles of the step kernel share: the map of shared memory, the ring's cursor, tags.
+#pragma once
+
+#include "cuda/attention_warp.cuh"
+#include "cuda/handover.cuh"
+#include "cuda/ptx.cuh"
+#include "cuda/step.h"
+#include "cuda/weight_tile.cuh"
+
+namespace fut::cuda {
+
+inline constexpr int kStepWarps = 8, kStepConsumers = kStepWarps * 32;
+inline constexpr int kStepFinishWarps = 3, kStepThreads = kStepConsumers + 32 + kStepFinishWarps * 32;
+inline constexpr int kStepMaxStages = 12, kStepMaxBatch = 8, kStepMaxHeads = 8;  ///< query heads a KV head
+inline constexpr int kQuads = kStepWarps / kAttentionWarps;
+inline constexpr int kStepRowTiles = 2;  ///< at a time, at most
+inline constexpr int kSumsFloats = kStepWarps * kStepRowTiles * 128, kSumsBytes = 2 * kSumsFloats * 4;
+enum NamedBarrier { kBarrierConsumers = 1, kBarrierQuad = 2 };  // kBarrierQuad + quad
+
+template <class Tile_, class Attention_>
+struct StepTypes {
+  using Tile = Tile_;
+  using Attention = Attention_;
+  static constexpr int E = Attention::E;
+  /// k-tiles of a chunk of R row tiles, a multiple of kClasses.
+  static constexpr int chunk(int R) { return kClasses * (Tile::kTilesPerWarp / R > 0 ? Tile::kTilesPerWarp / R : 1); }
+  static constexpr int chunk_bytes(int R) { return R * chunk(R) * Tile::kBytes; }
+  static constexpr int max2(int a, int b) { return a > b ? a : b; }
+  static constexpr int kSlotBytes =
+      max2(max2(chunk_bytes(1), chunk_bytes(2)), kAttentionWarps * Attention::kSlotBytes);
+  static constexpr int kQueryBytes = kStepMaxHeads * E * 2, kNewBytes = 2 * E * 2;
+  static constexpr int kFixedBytes = kSumsBytes + kQuads * (kQueryBytes + kNewBytes) +
+                                     kStepWarps * AttentionWarp<Attention>::kStartFloats * 4;
+  static_assert(Attention::NB == 1 && Attention::kInt4);
+};
+
+/// Shared memory: ring | activations | sums | queries | new keys and values | starts. Attention merges over activations and
+/// sums, which are idle then.
+template <class Types>
+struct StepMemory {
+  const StepArgs& args;
+  uint8_t* base;
+  __device__ uint8_t* ring() const { return base; }
+  __device__ uint8_t* activations() const { return base + args.stages * Types::kSlotBytes; }
+  __device__ float* sums() const { return reinterpret_cast<float*>(activations() + args.staged_bytes); }
+  __device__ uint8_t* queries() const { return activations() + args.staged_bytes + kSumsBytes; }
+  __device__ uint8_t* fresh() const { return queries() + kQuads * Types::kQueryBytes; }
+  __device__ float* starts() const { return reinterpret_cast<float*>(fresh() + kQuads * Types::kNewBytes); }
+};
+
+struct StepBarriers {
+  uint64_t full[kStepMaxStages], empty[kStepMaxStages], summed[2], drained[2];
+};
+
+/// A consumer warp's place in the ring.
+struct RingCursor {
+  uint32_t slot = 0, parity = 0;
+  __device__ void advance(int stages) {
+    if (++slot == static_cast<uint32_t>(stages)) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline uint32_t step_tag(uint32_t base, int layer, Stage stage) {
+  return base + layer * kStages + static_cast<uint32_t>(stage) + 1;
+}
+
+/// Unit (8 columns) of a column, and its place there.
+__device__ inline int unit_of(int k) { return (k >> 5) * 4 + (k >> 1 & 3); }
+__device__ inline int place_in_unit(int k) { return (k >> 3 & 3) * 2 + (k & 1); }
+
+}  // namespace fut::cuda
