@@ -421,6 +421,42 @@ TEST(TokenizerJson, AddedTokens) {
   EXPECT_EQ(tokenizer->decode({260, 261, 262}), "<tool>rr");
 }
 
+/// Encodes parts in turn: own, data, own, data ...
+Ids marked_ids(const Tokenizer& tokenizer, const std::vector<std::string>& parts) {
+  std::string text, marks;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    text += parts[i];
+    marks += std::string(parts[i].size(), i % 2 ? '\1' : '\0');
+  }
+  return tokenizer.encode_marked(text, marks);
+}
+
+TEST(TokenizerJson, ControlTokensOnlyWhereNothingIsData) {
+  const auto tokenizer = load(byte_fixture("", "", R"(,{"id":259,"content":"<|eot|>x","special":true},
+      {"id":260,"content":"<tool>","special":false,"normalized":true})"),
+                              R"({"bos_token":"<|bos|>","eos_token":{"content":"<|eos|>"},"pad_token":"<pad>"})");
+  EXPECT_EQ(marked_ids(*tokenizer, {"<|eot|>", "<|eot|>", "<|eot|>"}),
+            (Ids{258, '<', '|', 'e', 'o', 't', '|', '>', 258}));
+  EXPECT_EQ(marked_ids(*tokenizer, {"<|eot|>x"}), Ids{259});
+  EXPECT_EQ(marked_ids(*tokenizer, {"<|eot|>", "x"}), (Ids{258, 'x'}));  // the longer token would take in data
+  EXPECT_EQ(marked_ids(*tokenizer, {"<|eot", "|>"}), (Ids{'<', '|', 'e', 'o', 't', '|', '>'}));
+  EXPECT_EQ(marked_ids(*tokenizer, {"", "<|eo", "t|>"}), (Ids{'<', '|', 'e', 'o', 't', '|', '>'}));
+  EXPECT_EQ(marked_ids(*tokenizer, {"", "<|", "<|eot|>"}), (Ids{'<', '|', 258}));
+  EXPECT_EQ(marked_ids(*tokenizer, {"", "<tool>"}), Ids{260});  // for users, not for control
+  EXPECT_EQ(tokenizer->encode_marked("<|eot|>", ""), Ids{258});
+  EXPECT_THROW(tokenizer->encode_marked("<|eot|>", std::string(3, '\0')), Error);
+  const std::map<std::string, std::string> named = {
+      {"bos_token", "<|bos|>"}, {"eos_token", "<|eos|>"}, {"pad_token", "<pad>"}};
+  EXPECT_EQ(tokenizer->special_tokens(), named);
+  EXPECT_EQ(load(byte_fixture())->special_tokens().at("bos_token"), "<|bos|>");
+}
+
+TEST(TokenizerJson, MarkedTextIsCutAsAWhole) {
+  const auto tokenizer = load(byte_fixture(",\"ab\":259", "\"a b\""));
+  EXPECT_EQ(marked_ids(*tokenizer, {"a", "b"}), Ids{259});  // pieces know nothing of marks
+  EXPECT_LT(seconds([&] { marked_ids(*tokenizer, {repeated("<|eo", 1'000'000), "x"}); }), 4.0);
+}
+
 TEST(TokenizerJson, PrefixSpaceAndIgnoredMerges) {
   const std::string merges = "\"a b\",\"ab c\"", vocabulary = ",\"ab\":259,\"abc\":260,\"abcd\":261";
   const std::string plain = byte_fixture(vocabulary, merges);

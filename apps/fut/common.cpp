@@ -148,6 +148,24 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   add_choice(app, "--group-size", flags.group_size, {"32", "64", "128"}, "of INT4 weights quantised at load");
 }
 
+void add_sampling_flags(CLI::App& app, Sampling& sampling, bool& greedy) {
+  add_number(app, "--temperature", sampling.temperature, kTemperatureRange, "0: always the most likely token");
+  add_integer(app, "--top-k", sampling.top_k, kTopKRange, "only the k best; 0 or -1: off");
+  add_number(app, "--top-p", sampling.top_p, kFractionRange, "only the best that make up p; 1: off");
+  add_number(app, "--min-p", sampling.min_p, kFractionRange, "only those at least p times as likely as the best");
+  add_integer(app, "--seed", sampling.seed, kSeedRange, "the same seed, prompt and flags give the same text");
+  add_switch(app, "--greedy", greedy, "short for --temperature 0");
+}
+
+bool settle_sampling(const CLI::App& app, Sampling& sampling, bool greedy) {
+  if (greedy && given(app, "--temperature")) {
+    usage_error(app, "give --greedy or --temperature, not both");
+    return false;
+  }
+  if (greedy) sampling.temperature = 0;
+  return true;
+}
+
 void add_run_flags(CLI::App& app, ModelFlags& flags) {
   auto& options = flags.options;
   add_choice(app, "--prefill-scaling", options.prefill_scaling, {"auto", "exact", "frozen", "delayed"},
@@ -255,6 +273,7 @@ std::string read_file(const std::string& path) {
 }
 
 void watch_interrupts() {
+  g_interrupted = false;
   struct sigaction action = {};
   action.sa_handler = [](int) { g_interrupted = true; };
   action.sa_flags = static_cast<int>(SA_RESETHAND);

@@ -66,6 +66,11 @@ void add_integer(CLI::App& app, const std::string& flag, T& value, IntegerRange 
 }
 void set_footer(CLI::App& app, const std::string& text);
 
+/// --temperature, --top-k, --top-p, --min-p, --seed and --greedy.
+void add_sampling_flags(CLI::App& app, Sampling& sampling, bool& greedy);
+/// False, and wrong usage is reported, if they contradict each other; makes --greedy a temperature otherwise.
+bool settle_sampling(const CLI::App& app, Sampling& sampling, bool greedy);
+
 /// The program's exit code if parsing ends it: help was asked for, or the usage was wrong.
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
 
@@ -129,7 +134,8 @@ std::string read_file(const std::string& path);
 
 // ---- interruption and trouble
 
-/// The first Ctrl-C from here on only raises interrupted(); a second one kills the program at once.
+/// The first Ctrl-C from here on only raises interrupted(), which is down again; a second one kills the program at
+/// once.
 void watch_interrupts();
 bool interrupted();
 
@@ -143,6 +149,7 @@ const std::string& busy_with();
 
 // ---- verbs: argv[0] is the verb
 
+int run_chat(int argc, const char* const* argv);
 int run_generate(int argc, const char* const* argv);
 int run_tokenize(int argc, const char* const* argv);
 int run_quantize(int argc, const char* const* argv);

@@ -25,15 +25,9 @@ void add_flags(CLI::App& app, GenerateFlags& flags) {
   add_text(app, "--prompts", flags.prompts_file, "FILE",
            "JSON lines: {\"prompt\": ...} or a string; one JSON line an answer");
   Request& request = flags.request;
-  Sampling& sampling = request.sampling;
   add_integer(app, "-n,--max-tokens", request.max_tokens, kMaxTokensRange,
               "at most so many; -1: up to the context limit");
-  add_number(app, "--temperature", sampling.temperature, kTemperatureRange, "0: always the most likely token");
-  add_integer(app, "--top-k", sampling.top_k, kTopKRange, "only the k best; 0 or -1: off");
-  add_number(app, "--top-p", sampling.top_p, kFractionRange, "only the best that make up p; 1: off");
-  add_number(app, "--min-p", sampling.min_p, kFractionRange, "only those at least p times as likely as the best");
-  add_integer(app, "--seed", sampling.seed, kSeedRange, "the same seed, prompt and flags give the same text");
-  add_switch(app, "--greedy", flags.greedy, "short for --temperature 0");
+  add_sampling_flags(app, request.sampling, flags.greedy);
   add_texts(app, "--stop", request.stop, "STR", "the text ends before STR; may be given several times");
   add_switch(app, "--parse-control", request.parse_control_tokens,
              "<|eot_id|> and the like in a prompt are control tokens");
@@ -222,9 +216,7 @@ int run_generate(int argc, const char* const* argv) {
   for (const std::string& stop : flags.request.stop) {
     if (stop.empty()) return usage_error(*app, "--stop: expected a text that is not empty");
   }
-  if (flags.greedy && given(*app, "--temperature"))
-    return usage_error(*app, "give --greedy or --temperature, not both");
-  if (flags.greedy) flags.request.sampling.temperature = 0;
+  if (!settle_sampling(*app, flags.request.sampling, flags.greedy)) return kUsage;
 
   if (given(*app, "--prompts")) {
     const auto requests = read_prompts(flags.prompts_file, flags.request);

@@ -19,6 +19,7 @@ struct Verb {
 };
 
 constexpr Verb kVerbs[] = {
+    {"chat", "talk with a model through its chat template", run_chat},
     {"generate", "write text from a prompt, or answer many prompts from a file", run_generate},
     {"tokenize", "token ids of a text", run_tokenize},
     {"inspect", "layers, formats, bytes of each copy, context that fits; loads no weights", run_inspect},
@@ -34,6 +35,7 @@ std::string help() {
   for (const Verb& verb : kVerbs) text += fmt::format("  {:<12}{}\n", verb.name, verb.summary);
   return text +
          "\nExamples:\n"
+         "  fut chat model.gguf --system 'Answer in one sentence.'\n"
          "  fut generate models/bard -p 'To be, or not' -n 64\n"
          "  fut quantize model.gguf model-int4\n"
          "  fut perplexity model.gguf text.txt --mode decode\n"

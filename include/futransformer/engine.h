@@ -24,6 +24,8 @@ struct EngineOptions {
   int64_t kv_tokens = 0;                 ///< tokens the cache pool holds over all sequences; 0: chosen from free memory
   int max_batch = 16;                    ///< sequences that decode together
   int64_t prefill_chunk = 512;           ///< rows of one prefill pass; never changes a result
+  std::string chat_template;             ///< takes the place of the model's own, if not empty
+  bool chat = false;  ///< refuse, before any long work, a model that chat_prompt() would not work with
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_load;  ///< progress, may be empty
 };
 
@@ -44,6 +46,12 @@ struct Request {
   std::vector<std::string> stop;      ///< the text ends before the first of these
   bool parse_control_tokens = false;  ///< <|eot_id|> and the like in `prompt` become control tokens
   bool ignore_end_tokens = false;     ///< go on after an end token: for benchmarks
+};
+
+/// One turn of a conversation.
+struct ChatMessage {
+  std::string role;  ///< "system", "user", "assistant", or what else the model's template knows
+  std::string content;
 };
 
 struct Completion {
@@ -115,6 +123,11 @@ class Engine {
 
   virtual std::vector<int32_t> tokenize(std::string_view text, bool add_bos = true,
                                         bool parse_control_tokens = false) const = 0;
+  /// A conversation as the model's chat template writes it, for Request::ids. What looks like a control token in a
+  /// content stays text. Begins with exactly one beginning-of-sequence token if the tokenizer adds one, whether or not
+  /// the template writes it. `for_answer`: ends where the answer begins. Error if there is no template, or it refuses.
+  virtual std::vector<int32_t> chat_prompt(const std::vector<ChatMessage>& messages, bool for_answer = true) const = 0;
+
   virtual std::string detokenize(const std::vector<int32_t>& ids) const = 0;
 };
 

@@ -58,6 +58,7 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
   } catch (const Error& error) {
     tokenizer_error_ = error.what();
   }
+  open_chat(source);
   end_tokens_ = c.eos;
   for (int32_t id : tokenizer_ ? tokenizer_->eos() : std::vector<int32_t>{}) {
     if (!is_end(id)) end_tokens_.push_back(id);
@@ -66,6 +67,19 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
   info_.prefill_scaling = llama.weights.prefill == Dtype::e4m3 ? name_of_scaling(llama.scaling) : "none";
   make_pool();
   describe(source);
+}
+
+void EngineImpl::open_chat(const ModelSource& source) {
+  try {
+    const bool given = !options_.chat_template.empty();
+    const std::string text = given ? options_.chat_template : source.chat_template();
+    FUT_CHECK(!text.empty(), source.path, ": the model has no chat template (--template FILE gives it one)");
+    chat_ = std::make_unique<ChatFormat>(text, given ? "the given chat template" : source.path + ": chat template",
+                                         tokenizer());
+  } catch (const Error& error) {
+    if (options_.chat) throw;
+    chat_error_ = error.what();
+  }
 }
 
 /// As many tokens as a full batch can need, but no more than half of what is free.
@@ -141,6 +155,11 @@ bool EngineImpl::is_end(int32_t id) const {
 
 std::vector<int32_t> EngineImpl::tokenize(std::string_view text, bool add_bos, bool parse_control_tokens) const {
   return tokenizer().encode(text, add_bos, parse_control_tokens ? ControlTokens::parsed : ControlTokens::as_text);
+}
+
+std::vector<int32_t> EngineImpl::chat_prompt(const std::vector<ChatMessage>& messages, bool for_answer) const {
+  FUT_CHECK(chat_, chat_error_);
+  return chat_->prompt(messages, for_answer);
 }
 
 std::string EngineImpl::detokenize(const std::vector<int32_t>& ids) const { return tokenizer().decode(ids); }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/chat_format.h"
 #include "engine/kv_cache.h"
 #include "futransformer/engine.h"
 #include "io/tokenizer.h"
@@ -20,6 +21,7 @@ class EngineImpl final : public Engine {
   Score score(const std::vector<int32_t>& tokens, const ScoreOptions& options, const ScoreCallback& on_token) override;
   Timing last_timing() const override;
   std::vector<int32_t> tokenize(std::string_view text, bool add_bos, bool parse_control_tokens) const override;
+  std::vector<int32_t> chat_prompt(const std::vector<ChatMessage>& messages, bool for_answer) const override;
   std::string detokenize(const std::vector<int32_t>& ids) const override;
 
   LlamaModel& model() { return *model_; }
@@ -32,6 +34,7 @@ class EngineImpl final : public Engine {
   void start_timing();
 
  private:
+  void open_chat(const ModelSource& source);
   void describe(const ModelSource& source);
   void make_pool();
 
@@ -40,6 +43,8 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Backend> backend_;      // first: everything below lives in its memory
   std::unique_ptr<Tokenizer> tokenizer_;  // null where the model has none: scoring ids still works
   std::string tokenizer_error_;
+  std::unique_ptr<ChatFormat> chat_;  // null where the model has no template, or none that is understood
+  std::string chat_error_;
   std::unique_ptr<LlamaModel> model_;
   std::unique_ptr<KvPool> pool_;
   std::vector<int32_t> end_tokens_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -90,6 +91,7 @@ struct BpeParts {
   bool add_bos = false;
   int32_t bos = -1;
   std::vector<int32_t> eos;
+  std::map<std::string, std::string> special_tokens;
 };
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(BpeParts parts);

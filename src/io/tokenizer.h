@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +49,10 @@ class Tokenizer {
   /// not the text spells one out itself.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_bos, ControlTokens control) const = 0;
 
+  /// Ids of a text of which parts are data (marks: a byte a byte of `text`, 0 for what is not; or empty). Control
+  /// tokens are parsed where all their bytes are no data, and nowhere else.
+  virtual std::vector<int32_t> encode_marked(std::string_view text, std::string_view marks) const = 0;
+
   /// Bytes of one token as they appear in the text; empty for control tokens and for ids that name no token.
   virtual std::string bytes(int32_t id) const = 0;
 
@@ -58,6 +63,9 @@ class Tokenizer {
   virtual int32_t bos() const = 0;               ///< -1 if there is none
   virtual std::vector<int32_t> eos() const = 0;  ///< what the tokenizer's own files name as end tokens; may be empty
   virtual int64_t size() const = 0;              ///< largest id + 1
+
+  /// What the files name by role, as texts: "bos_token", "eos_token", "pad_token" and so on.
+  virtual const std::map<std::string, std::string>& special_tokens() const = 0;
 };
 
 /// Turns tokens into text as they come: never half a character, invalid bytes as U+FFFD (one for each maximal invalid

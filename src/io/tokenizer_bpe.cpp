@@ -27,23 +27,28 @@ class AddedTokens {
     size_t at = 0;
   };
 
-  /// The first place from `at` on where a token begins, and the longest token there.
-  Match next(std::string_view text, size_t at) const {
+  /// The first place from `at` on where a token begins, and the longest token there. A control token must lie within
+  /// the first own(place) bytes.
+  template <class Own>
+  Match next(std::string_view text, size_t at, Own own) const {
     if (tokens_.empty()) return {};
     for (; at < text.size(); ++at) {
       if (!starts_[static_cast<unsigned char>(text[at])]) continue;
-      if (const AddedToken* token = longest(text.substr(at))) return {token, at};
+      if (const AddedToken* token = longest(text.substr(at), own(at))) return {token, at};
     }
     return {};
   }
 
  private:
   /// Narrows the sorted list byte by byte; a token that ends at a byte sorts before all that go on.
-  const AddedToken* longest(std::string_view text) const {
+  const AddedToken* longest(std::string_view text, size_t own_bytes) const {
     const AddedToken* found = nullptr;
     auto first = tokens_.begin(), last = tokens_.end();
     for (size_t i = 0; first != last; ++i) {
-      if (first->text.size() == i) found = &*first++;
+      if (first->text.size() == i) {
+        if (!first->control || i <= own_bytes) found = &*first;
+        ++first;
+      }
       if (i == text.size()) break;
       const auto byte_of = [i](const AddedToken& token) { return static_cast<unsigned char>(token.text[i]); };
       const auto byte = static_cast<unsigned char>(text[i]);
@@ -56,6 +61,12 @@ class AddedTokens {
   std::vector<AddedToken> tokens_;
   std::array<bool, 256> starts_{};
 };
+
+size_t longest_text(const std::vector<AddedToken>& added) {
+  size_t longest = 0;
+  for (const AddedToken& token : added) longest = std::max(longest, token.text.size());
+  return longest;
+}
 
 std::array<AddedTokens, 2> by_pass(std::vector<AddedToken> added, const std::string& source) {
   std::vector<AddedToken> passes[2];
@@ -72,7 +83,8 @@ std::array<AddedTokens, 2> by_pass(std::vector<AddedToken> added, const std::str
 class BpeTokenizer final : public Tokenizer {
  public:
   explicit BpeTokenizer(BpeParts parts)
-      : added_(by_pass(std::move(parts.added), parts.source)),
+      : longest_added_(longest_text(parts.added)),
+        added_(by_pass(std::move(parts.added), parts.source)),
         pre_(std::move(parts.pre)),
         merges_(parts.merges.size()),
         byte_level_(parts.byte_level),
@@ -80,7 +92,8 @@ class BpeTokenizer final : public Tokenizer {
         ignore_merges_(parts.ignore_merges),
         add_bos_(parts.add_bos),
         bos_(parts.bos),
-        eos_(std::move(parts.eos)) {
+        eos_(std::move(parts.eos)),
+        special_tokens_(std::move(parts.special_tokens)) {
     const auto count = static_cast<int32_t>(parts.tokens.size());
     FUT_CHECK(bos_ >= -1 && bos_ < count, parts.source, ": beginning-of-sequence id ", bos_, ", expected one of 0 to ",
               count - 1);
@@ -93,6 +106,7 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   std::vector<int32_t> encode(std::string_view text, bool add_bos, ControlTokens control) const override;
+  std::vector<int32_t> encode_marked(std::string_view text, std::string_view marks) const override;
 
   std::string bytes(int32_t id) const override {
     return id < 0 || id >= size() ? std::string() : std::string(text_of(static_cast<size_t>(id)));
@@ -101,6 +115,7 @@ class BpeTokenizer final : public Tokenizer {
   int32_t bos() const override { return bos_; }
   std::vector<int32_t> eos() const override { return eos_; }
   int64_t size() const override { return static_cast<int64_t>(ends_.size()); }
+  const std::map<std::string, std::string>& special_tokens() const override { return special_tokens_; }
 
  private:
   class Encoding;
@@ -115,12 +130,14 @@ class BpeTokenizer final : public Tokenizer {
   void append_piece(std::string_view piece, std::vector<int32_t>& ids) const;
   std::vector<int32_t> symbols_of(std::string_view piece) const;
 
+  size_t longest_added_ = 0;
   std::array<AddedTokens, 2> added_;
   PreTokenizer pre_;
   MergeTable merges_;
   bool byte_level_, space_first_, ignore_merges_, add_bos_;
   int32_t bos_;
   std::vector<int32_t> eos_;
+  std::map<std::string, std::string> special_tokens_;
   std::string texts_;                                    // of all tokens, one after the other
   std::vector<size_t> ends_;                             // where each ends
   std::array<int32_t, 256> byte_ids_{};                  // the token of each single byte, or -1
@@ -174,28 +191,15 @@ void BpeTokenizer::take_merges(const BpeParts& parts) {
 /// a slot of the cache belongs to the latest piece, which bounds its size and the harm that chosen collisions can do.
 class BpeTokenizer::Encoding {
  public:
-  Encoding(const BpeTokenizer& tokenizer, size_t text_bytes, ControlTokens control)
+  /// Control tokens are found outside the marked bytes of `text`, or nowhere.
+  Encoding(const BpeTokenizer& tokenizer, std::string_view text, std::string_view marks, ControlTokens control)
       : tokenizer_(tokenizer),
+        text_(text),
+        marks_(marks),
         control_(control),
-        seen_(std::bit_ceil(std::clamp<size_t>(text_bytes / 8, 16, 1 << 15))) {}
+        seen_(std::bit_ceil(std::clamp<size_t>(text.size() / 8, 16, 1 << 15))) {}
 
-  void cut_added(std::string_view text, size_t pass) {
-    if (pass == tokenizer_.added_.size()) return split(text);
-    const AddedTokens& added = tokenizer_.added_[pass];
-    size_t done = 0, from = 0;
-    for (auto match = added.next(text, 0); match.token; match = added.next(text, from)) {
-      const AddedToken* token = match.token;
-      size_t begin = match.at, end = begin + token->text.size();
-      from = end;
-      if (token->control && control_ == ControlTokens::as_text) continue;  // stays text as a whole
-      if (token->takes_space_before) begin -= trailing_space(text.substr(done, begin - done));
-      if (token->takes_space_after) end += leading_space(text.substr(end));
-      cut_added(text.substr(done, begin - done), pass + 1);
-      ids.push_back(token->id);
-      done = from = end;
-    }
-    cut_added(text.substr(done), pass + 1);
-  }
+  void run() { cut_added(text_, 0); }
 
   std::vector<int32_t> ids;
 
@@ -204,6 +208,31 @@ class BpeTokenizer::Encoding {
     std::string_view piece;
     size_t begin, count;  // in ids
   };
+
+  void cut_added(std::string_view text, size_t pass) {
+    if (pass == tokenizer_.added_.size()) return split(text);
+    const AddedTokens& added = tokenizer_.added_[pass];
+    const auto own = [&](size_t at) { return own_bytes(static_cast<size_t>(text.data() - text_.data()) + at); };
+    size_t done = 0;
+    for (auto match = added.next(text, 0, own); match.token; match = added.next(text, done, own)) {
+      const AddedToken* token = match.token;
+      size_t begin = match.at, end = begin + token->text.size();
+      if (token->takes_space_before) begin -= trailing_space(text.substr(done, begin - done));
+      if (token->takes_space_after) end += leading_space(text.substr(end));
+      cut_added(text.substr(done, begin - done), pass + 1);
+      ids.push_back(token->id);
+      done = end;
+    }
+    cut_added(text.substr(done), pass + 1);
+  }
+
+  /// How many bytes from `at` on are no data, as far as a token can reach.
+  size_t own_bytes(size_t at) const {
+    if (control_ == ControlTokens::as_text) return 0;
+    const std::string_view reach = marks_.substr(std::min(at, marks_.size()), tokenizer_.longest_added_);
+    const size_t data = reach.find_first_not_of('\0');
+    return data == std::string_view::npos ? text_.size() - at : data;
+  }
 
   void split(std::string_view text) {
     if (text.empty()) return;
@@ -223,15 +252,23 @@ class BpeTokenizer::Encoding {
   }
 
   const BpeTokenizer& tokenizer_;
+  std::string_view text_, marks_;
   ControlTokens control_;
   std::vector<Seen> seen_;
   std::deque<std::string> spaced_;  // keeps what seen_ points into
 };
 
 std::vector<int32_t> BpeTokenizer::encode(std::string_view text, bool add_bos, ControlTokens control) const {
-  Encoding encoding(*this, text.size(), control);
+  Encoding encoding(*this, text, {}, control);
   if (add_bos && add_bos_) encoding.ids.push_back(bos_);
-  encoding.cut_added(text, 0);
+  encoding.run();
+  return std::move(encoding.ids);
+}
+
+std::vector<int32_t> BpeTokenizer::encode_marked(std::string_view text, std::string_view marks) const {
+  FUT_CHECK(marks.empty() || marks.size() == text.size(), marks.size(), " marks for ", text.size(), " bytes of text");
+  Encoding encoding(*this, text, marks, ControlTokens::parsed);
+  encoding.run();
   return std::move(encoding.ids);
 }
 
@@ -316,6 +353,12 @@ std::unique_ptr<Tokenizer> Tokenizer::from_vocabulary(const BpeVocabulary& vocab
   parts.add_bos = vocabulary.add_bos.value_or(family.add_bos && vocabulary.bos >= 0);
   parts.bos = vocabulary.bos;
   parts.eos = vocabulary.eos;
+  const auto name_token = [&](const char* role, int32_t id) {
+    if (id >= 0 && static_cast<size_t>(id) < vocabulary.tokens.size())
+      parts.special_tokens[role] = vocabulary.tokens[static_cast<size_t>(id)];
+  };
+  name_token("bos_token", vocabulary.bos);
+  name_token("eos_token", vocabulary.eos.empty() ? -1 : vocabulary.eos.front());
   return make_bpe_tokenizer(std::move(parts));
 }
 

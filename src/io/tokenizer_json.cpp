@@ -255,6 +255,16 @@ int32_t named_token(const Node& config, const std::string& key, const BpeParts& 
   node.refuse("\"" + printable(text) + "\" is not in the vocabulary");
 }
 
+/// The roles that a configuration names tokens for.
+void read_special_tokens(const Node& config, std::map<std::string, std::string>& tokens) {
+  for (const char* role :
+       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    if (!config.has(role)) continue;
+    const Node node = config.at(role);
+    tokens.emplace(role, node.value().is_object() ? node.at("content").text() : node.text());
+  }
+}
+
 BpeParts read_tokenizer(const Node& root) {
   BpeParts parts;
   parts.source = root.place();
@@ -292,10 +302,14 @@ std::unique_ptr<Tokenizer> Tokenizer::from_hf_folder(const std::string& folder) 
   if (std::filesystem::exists(config_path)) {
     const json config_file = parse_json_file(config_path);
     const Node config(config_file, config_path);
+    read_special_tokens(config, parts.special_tokens);
     if (parts.bos < 0) parts.bos = named_token(config, "bos_token", parts);
     const bool asks_for_bos = config.flag("add_bos_token", false);
     if (!decided) parts.add_bos = asks_for_bos;
     if (const int32_t eos = named_token(config, "eos_token", parts); eos >= 0) parts.eos.push_back(eos);
+  }
+  if (parts.bos >= 0 && static_cast<size_t>(parts.bos) < parts.tokens.size()) {
+    parts.special_tokens.emplace("bos_token", parts.tokens[static_cast<size_t>(parts.bos)].text);
   }
   return make_bpe_tokenizer(std::move(parts));
 }

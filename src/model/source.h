@@ -30,6 +30,7 @@ struct ModelSource {
   bool quantised() const { return prefill != nullptr; }
   const Checkpoint& for_prefill() const { return prefill ? *prefill : *decode; }
   std::unique_ptr<Tokenizer> tokenizer() const;
+  std::string chat_template() const { return decode->chat_template(); }  ///< "" if there is none
 
   /// A Hugging Face folder, a .gguf file, or a folder with futransformer.json.
   static ModelSource open(const std::string& path);
