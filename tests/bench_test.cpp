@@ -35,7 +35,7 @@ BenchOptions tiny() {
 }
 
 BenchResult measured(const std::string& what, const BenchOptions& options) {
-  return run_benchmark(*make_backend("cpu"), what, options);
+  return run_benchmark(*make_backend("cpu", options.config, {options.weights, options.kv}), what, options);
 }
 
 void expect_sane(const BenchResult& result, const BenchOptions& options) {

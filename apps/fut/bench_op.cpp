@@ -208,7 +208,8 @@ int bench_parts(int argc, const char* const* argv) {
 
   watch_interrupts();
   set_thread_count(flags.threads);
-  const auto backend = make_backend(flags.backend);
+  const BenchOptions& o = flags.options;
+  const auto backend = make_backend(flags.backend, o.config, {o.weights, o.kv, o.head.value_or(o.weights)});
   Bar bar;
   flags.options.on_progress = [&](const std::string& stage, int64_t done, int64_t total) {
     throw_if_interrupted();

@@ -3,12 +3,18 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "base/dtype.h"
+#include "model/config.h"
 #include "ops/backend.h"
 
 namespace fut {
 
-/// "cpu", "cuda" or "auto" (the fastest that is there). Throws if the one that was asked for cannot run here.
-std::unique_ptr<Backend> make_backend(const std::string& name);
+/// A backend for a model of these sizes whose weights and cache are kept in `formats`. "cpu", "cuda", or "auto": the
+/// card where there is one that can run this, else the CPU. Error, in one line that says why, if the one that was asked
+/// for cannot run it here.
+std::unique_ptr<Backend> make_backend(const std::string& name, const LlamaConfig& config,
+                                      const std::vector<Dtype>& formats);
 
 }  // namespace fut

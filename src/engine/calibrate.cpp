@@ -70,7 +70,7 @@ Calibration calibrate(const ModelSource& source, const CalibrateOptions& options
             options.samples, " of ", options.length);
   const std::vector<int32_t> tokens = source.tokenizer()->encode(options.text, true, ControlTokens::as_text);
   FUT_CHECK(tokens.size() >= 2, "the calibration text has ", tokens.size(), " tokens");
-  const std::unique_ptr<Backend> backend = make_backend("auto");
+  const std::unique_ptr<Backend> backend = make_backend("auto", c, {Dtype::bf16});
   LlamaOptions llama;
   llama.weights.prefill = llama.weights.decode = Dtype::bf16;
   llama.weights.rotate_values = true;

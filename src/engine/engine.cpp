@@ -44,10 +44,9 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
   FUT_CHECK(options.prefill_chunk >= 1, "prefill chunk ", options.prefill_chunk, " is below 1");
   FUT_CHECK(options.max_context >= 0 && options.kv_tokens >= 0, "max context and KV tokens must not be negative");
   set_thread_count(options.threads);
-  backend_ = make_backend(options.backend);
-
   const ModelSource source = ModelSource::open(path);
   const LlamaConfig& c = source.config;
+  backend_ = make_backend(options.backend, c, {llama.weights.prefill, llama.weights.decode, kv_dtype_});
   FUT_CHECK(options.max_context <= c.positions, "max context ", options.max_context,
             " is beyond the model's own limit of ", c.positions);
   info_.context = options.max_context ? options.max_context : c.positions;
