@@ -39,7 +39,7 @@ const std::map<std::string, Shape> kShapes = {{"llama-3.1-8b", {4096, 14336, 32,
 
 struct Options {
   std::string shape, csv, commit = "unknown";
-  int64_t batch = 1, context = 2048, layers = 0, past = -1, ragged = 0, slots = 0, window = 0;
+  int64_t batch = 1, context = 2048, layers = 0, past = -1, ragged = 0, slots = 0, window = 0, ahead = 0;
   bool check = false, graph = false, trace = false;
   Dtype weights = Dtype::int4, kv = Dtype::int4;
 };
@@ -104,7 +104,7 @@ class Bench {
     const int64_t block = qkv_[0].bytes + o_proj_[0].bytes + gate_up_[0].bytes + down_[0].bytes + kv;
     printf("ring %d slots, window %d, staged %d bytes; row tiles", plan_.args.stages, plan_.args.window,
            plan_.args.staged_bytes);
-    for (const auto& p : plan_.args.shape) printf(" %d x %d", p.at_a_time, p.groups);
+    for (const auto& p : plan_.args.shape) printf(" %d", p.row_units);
     printf("\n");
     std::vector<double> us;
     for (int64_t layers : {s_.L, s_.L / 2}) {
@@ -132,22 +132,22 @@ class Bench {
     const auto t = fetch(plan_.args.trace, blocks * stages);
     plan_.args.trace = nullptr;
     const char* names[] = {"qkv", "attention", "o_proj", "gate_up", "down", "head"};
-    printf("cycles (mean over blocks and layers): gathered, ready, starved, rest, end | max end\n");
+    printf("cycles (mean over blocks and layers): gathered, ready, starved, pushing, rest, end | min gathered, min end, max end\n");
     for (int k = 0; k < 6; ++k) {
-      double sum[5] = {};
-      uint32_t most = 0, count = 0;
+      double sum[6] = {};
+      uint32_t most = 0, count = 0, least = ~0u, soonest = ~0u;
       for (int b = 0; b < blocks; ++b) {
         for (int s = 0; s < stages; ++s) {
           if ((s == stages - 1 ? 5 : s % 5) != k) continue;
           const cuda::StepTrace& x = t[b * stages + s];
-          sum[0] += x.gathered, sum[1] += x.ready, sum[2] += x.starved, sum[4] += x.end;
-          sum[3] += static_cast<double>(x.end) - x.ready - x.starved;
-          most = std::max(most, x.end), ++count;
+          sum[0] += x.gathered, sum[1] += x.ready, sum[2] += x.starved, sum[3] += x.pushing, sum[5] += x.end;
+          sum[4] += static_cast<double>(x.end) - x.ready - x.starved - x.pushing;
+          most = std::max(most, x.end), ++count, least = std::min(least, x.gathered), soonest = std::min(soonest, x.end);
         }
       }
       printf("  %-10s", names[k]);
       for (double v : sum) printf(" %8.0f", v / count);
-      printf(" | %u\n", most);
+      printf(" | %u %u %u\n", least, soonest, most);
     }
   }
 
@@ -361,6 +361,7 @@ class Bench {
     a.tag_base = device(std::vector<uint32_t>{0});
     a.fault = device(std::vector<cuda::StepFault>(1));
     if (o_.slots) a.stages = std::min(a.stages, static_cast<int>(o_.slots));
+    a.ahead = static_cast<int>(o_.ahead);
     if (o_.window) a.window = static_cast<int>(o_.window);
   }
 
@@ -481,6 +482,8 @@ Options parse(int count, char** words) {
       o.ragged = std::stoll(value);
     else if (flag == "--slots")
       o.slots = std::stoll(value);
+    else if (flag == "--ahead")
+      o.ahead = std::stoll(value);
     else if (flag == "--window")
       o.window = std::stoll(value);
     else if (flag == "--check")

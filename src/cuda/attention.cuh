@@ -3,10 +3,10 @@
 // LAYOUT     kv_page.h. Keys are operand A (16 tokens x 16 channels), the group's query heads are n = 8 (two column
 // tiles
 //            beyond 8 heads); O^T = V^T P^T likewise, with P turned by movmatrix.
-// SCHEDULE   A block takes (row, KV head, split): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). Its four
-//            warps take items in turn: INT4 pages by one bulk copy each, or tiles of 16 tokens row by row (BF16, E4M3,
-//            and an INT4 sequence's sinks and own page). A warp keeps two items in flight in buffers of its own. The
-//            last block of a row and KV head to arrive merges the splits, in their order.
+// SCHEDULE   A block takes (row, KV head, split): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). Items
+//            go through a ring: INT4 pages by one bulk copy each, or tiles of 16 tokens row by row (BF16, E4M3, and an
+//            INT4 sequence's sinks and own page). Four warps take 16 tokens each of every page, or tiles in turn, and
+//            fetch in turn. The last block of a row and KV head to arrive merges the splits, in their order.
 // NUMERICS   Scores and sums FP32. INT4: scales of keys multiply accumulators; scales of values multiply P, rounded to
 //            FP16 after that, P times 2^15 (so that 2^-9 of a scale and 2^-14 of a weight stay normal numbers). BF16: P
 //            is split into two BF16. Unwritten slots never reach a sum: their scores are replaced, their values zeroed.
@@ -25,49 +25,47 @@ class AttentionBlock {
  public:
   static constexpr int E = Shape::E, NB = Shape::NB;
 
-  __device__ AttentionBlock(const AttentionLaunch& args, uint8_t* memory, uint64_t* landed, float* starts)
+  __device__ AttentionBlock(const AttentionLaunch& args, uint8_t* memory, uint64_t* full, uint64_t* empty, float* starts)
       : args_(args), warp_(threadIdx.x >> 5), lane_(threadIdx.x & 31), memory_(memory), starts_(starts) {
     const int unit = blockIdx.x / args.splits, J = args.cache.kv_heads;
     split_ = blockIdx.x % args.splits;
     head_ = unit % J;
     row_ = unit / J;
     group_ = args.heads / J;
-    slots_ = shared_address(memory) + warp_ * kItemSlots * Shape::kSlotBytes;
-    landed_ = shared_address(landed + warp_ * kItemSlots);
-    if (lane_ == 0) {
-      for (int i = 0; i < kItemSlots; ++i) barrier_init(landed_ + 8 * i, 1);
+    slots_ = shared_address(memory);
+    full_ = shared_address(full);
+    empty_ = shared_address(empty);
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kItemSlots; ++i) {
+        barrier_init(full_ + 8 * i, 1);
+        barrier_init(empty_ + 8 * i, kAttentionWarps);
+      }
+      barrier_init_fence();
     }
-    barrier_init_fence();
-    __syncwarp();
+    __syncthreads();  // closes: barriers used before they are initialised
   }
 
   __device__ void run() {
     sequence_ = args_.map.sequence[row_];
     piece_.locate(args_.map.position[row_], args_.splits, split_);
     if (split_ >= piece_.pieces) return;
+    constexpr int kAhead = kItemSlots - 2;  // two slots of grace, so that the fetching warp need not wait for the others
+    for (int item = warp_; item < kAhead; item += kAttentionWarps) fetch(item);
     const KvCache& cache = args_.cache;
-    core_.begin(args_.q + (int64_t{row_} * args_.heads + head_ * group_) * E, group_,
-                Shape::kInt4 ? cache.key_factor[head_] : 1.0f, Shape::kInt4 ? cache.value_factor[head_] : 1.0f,
-                starts_ + warp_ * AttentionWarp<Shape>::kStartFloats);
-    for (int i = 0; i < kItemSlots; ++i) fetch(warp_ + i * kAttentionWarps, i);
-    int slot = 0;
-    uint32_t parity = 0;
-    for (int item = warp_; item < piece_.items; item += kAttentionWarps) {
-      barrier_wait(landed_ + 8 * slot, parity);
-      const uint32_t data = slots_ + slot * Shape::kSlotBytes;
-      if (piece_.is_page(item)) {
-        if constexpr (Shape::kInt4) core_.int4_page(data, piece_.page(item) == 0);
-      } else {
-        core_.tile(data, piece_.tile_tokens(item));
-      }
-      __syncwarp();  // closes: the slot overwritten while lanes still read it
-      fetch(item + kItemSlots * kAttentionWarps, slot);
-      if (++slot == kItemSlots) {
-        slot = 0;
-        parity ^= 1;
-      }
+    AttentionWarp<Shape> core;
+    core.begin(args_.q + (int64_t{row_} * args_.heads + head_ * group_) * E, group_,
+               Shape::kInt4 ? cache.key_factor[head_] : 1.0f, Shape::kInt4 ? cache.value_factor[head_] : 1.0f,
+               starts_ + warp_ * AttentionWarp<Shape>::kStartFloats);
+#pragma unroll 1
+    for (int item = 0; item < piece_.items; ++item) {
+      const int slot = item % kItemSlots;
+      if ((item + kAhead) % kAttentionWarps == warp_) fetch(item + kAhead);
+      barrier_wait(full_ + 8 * slot, item / kItemSlots & 1);
+      if (piece_.takes(warp_, item)) core.attend(piece_, item, warp_, slots_ + slot * Shape::kSlotBytes);
+      __syncwarp();
+      if (lane_ == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the slot overwritten while lanes still read it
     }
-    merge_warps();
+    merge_warps(core);
   }
 
  private:
@@ -89,18 +87,18 @@ class AttentionBlock {
     return c.tails + ((tail * 2 + which) * kKvPageTokens + token % kKvPageTokens) * E;
   }
 
-  __device__ void fetch(int item, int slot) {
+  /// One item into its slot, by a whole warp.
+  __device__ void fetch(int item) {
     if (item >= piece_.items) return;
-    const uint32_t data = slots_ + slot * Shape::kSlotBytes, barrier = landed_ + 8 * slot;
-    if (piece_.is_page(item)) {
-      const int64_t bytes = KvPageLayout{Shape::kDtype, E}.page_bytes();
-      if (lane_ == 0) {
-        barrier_expect(barrier, static_cast<uint32_t>(bytes));
-        bulk_copy(data, page(piece_.page(item)), static_cast<uint32_t>(bytes), barrier);
-      }
-      return;
+    const int slot = item % kItemSlots, round = item / kItemSlots;
+    const uint32_t data = slots_ + slot * Shape::kSlotBytes, barrier = full_ + 8 * slot;
+    if (round > 0) barrier_wait(empty_ + 8 * slot, (round - 1) & 1);
+    if (!piece_.is_page(item)) return fetch_tile(item, data, barrier);
+    const uint32_t bytes = static_cast<uint32_t>(KvPageLayout{Shape::kDtype, E}.page_bytes());
+    if (lane_ == 0) {
+      barrier_expect(barrier, bytes);
+      bulk_copy(data, page(piece_.page(item)), bytes, barrier);
     }
-    fetch_tile(item, data, barrier);
   }
 
   /// Sixteen tokens, row by row: lanes 0-15 their keys, lanes 16-31 their values. Rows beyond the query are not there.
@@ -109,13 +107,14 @@ class AttentionBlock {
     const int valid = piece_.tile_tokens(item);
     const int which = lane_ >> 4, row = lane_ & 15;
     const uint32_t to = data + which * Shape::kValueRows + row * Shape::kPitch;
-    if (lane_ == 0) barrier_expect(barrier, 2 * valid * Shape::kRowBytes + (Shape::kE4m3 ? 128 : 0));
     if (row >= valid) {
       uint8_t* empty = memory_ + (to - shared_address(memory_));
       for (int i = 0; i < Shape::kRowBytes; i += 16) *reinterpret_cast<uint4*>(empty + i) = make_uint4(0, 0, 0, 0);
       copy_engine_fence();  // the slot's next contents come by the copy engine
     }
-    __syncwarp();  // closes: bytes that land before they are expected; zeros read before they are written
+    __syncwarp();  // closes: zeros read before they are written
+    if (lane_ == 0) barrier_expect(barrier, 2 * valid * Shape::kRowBytes + (Shape::kE4m3 ? 128 : 0));
+    __syncwarp();  // closes: bytes that land before they are expected
     const KvPageLayout layout{Shape::kDtype, E};
     const int token = start % kKvPageTokens;
     if (row < valid) {
@@ -134,11 +133,11 @@ class AttentionBlock {
   }
 
   /// Adds the warps' sums, in their order; the row's only piece is stored, others are left for merge_splits().
-  __device__ void merge_warps() {
+  __device__ void merge_warps(AttentionWarp<Shape>& core) {
     float* sums = reinterpret_cast<float*>(memory_);
     float* ends = sums + kAttentionWarps * NB * 8 * E;
     __syncthreads();  // closes: slots of slower warps overwritten
-    core_.publish(warp_, sums, ends);
+    core.publish(warp_, sums, ends);
     __syncthreads();  // closes: sums read before all warps have written theirs
     const int unit = row_ * args_.cache.kv_heads + head_;
     float* parts = args_.partial + int64_t{unit} * args_.splits * group_ * (E + 4);
@@ -213,20 +212,19 @@ class AttentionBlock {
   const AttentionLaunch& args_;
   int warp_, lane_, split_, head_, row_, group_, sequence_ = 0;
   uint8_t* memory_;
-  uint32_t slots_, landed_;
+  uint32_t slots_, full_, empty_;
   float* starts_;
   AttentionPiece<Shape> piece_;
-  AttentionWarp<Shape> core_;
 };
 
 template <class Shape>
 __global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 3 : 2)
     attention_kernel(const __grid_constant__ AttentionLaunch args) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ uint64_t landed[kAttentionWarps * kItemSlots];
+  __shared__ uint64_t full[kItemSlots], empty[kItemSlots];
   __shared__ __align__(8) float starts[kAttentionWarps * AttentionWarp<Shape>::kStartFloats];
   release_next_kernel();
-  AttentionBlock<Shape> block(args, memory, landed, starts);
+  AttentionBlock<Shape> block(args, memory, full, empty, starts);
   wait_for_previous_kernel();
   copy_engine_fence();  // rows that the previous kernel wrote, the copy engine reads
   block.run();

@@ -52,10 +52,7 @@ class Watch {
 
   /// After a failed look: false when waiting has no point any more.
   __device__ bool patient(StepFault* fault, uint32_t& looks, uint32_t expected, uint32_t seen) const {
-    if (++looks < kLooks && !given_up()) {
-      __nanosleep(kPauseNs);
-      return true;
-    }
+    if (++looks < kLooks && !given_up()) return true;
     if (!given_up()) {
       given_up() = 1;
       if (atomicCAS(&fault->raised, 0u, 1u) == 0) {
@@ -69,31 +66,38 @@ class Watch {
   }
 
  private:
-  static constexpr uint32_t kLooks = 1u << 22, kPauseNs = 20;  ///< some seconds; a look takes about a microsecond
+  static constexpr uint32_t kLooks = 1u << 22;  ///< some seconds; a look takes about a microsecond
 };
 
-/// kCount times two words from from(i), all with `tag`.
-template <int kCount, class From>
-__device__ inline void gather(uint4 (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, From from) {
+/// words[i] = load(i), all with `tag`. After a failed look only the first missing word is looked at until it is there: what
+/// polls in vain takes bandwidth from the weights.
+template <int kCount, class Words, class Load, class Missing>
+__device__ inline void gather_words(Words (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, Load load,
+                                    Missing missing) {
   for (uint32_t looks = 0;;) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) words[i] = load_words(from(i));
+    for (int i = 0; i < kCount; ++i) words[i] = load(i);
     uint32_t off = 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) off |= (words[i].y ^ tag) | (words[i].w ^ tag);
-    if (off == 0 || !watch.patient(fault, looks, tag, words[0].y)) return;
+    for (int i = 0; i < kCount; ++i) off |= missing(words[i]);
+    if (off == 0) return;
+    int first = 0;
+#pragma unroll
+    for (int i = kCount - 1; i >= 0; --i) first = missing(words[i]) ? i : first;
+    do {
+      if (!watch.patient(fault, looks, tag, words[0].y)) return;
+    } while (missing(load(first)));
   }
 }
 template <int kCount, class From>
+__device__ inline void gather(uint4 (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, From from) {
+  gather_words(words, tag, watch, fault, [&](int i) { return load_words(from(i)); },
+               [&](const uint4& w) { return (w.y ^ tag) | (w.w ^ tag); });
+}
+template <int kCount, class From>
 __device__ inline void gather(uint2 (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, From from) {
-  for (uint32_t looks = 0;;) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) words[i] = load_word(from(i));
-    uint32_t off = 0;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) off |= words[i].y ^ tag;
-    if (off == 0 || !watch.patient(fault, looks, tag, words[0].y)) return;
-  }
+  gather_words(words, tag, watch, fault, [&](int i) { return load_word(from(i)); },
+               [&](const uint2& w) { return w.y ^ tag; });
 }
 
 }  // namespace fut::cuda

@@ -41,6 +41,10 @@ __device__ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, 
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+/// Global -> L2: what a later bulk copy will ask for.
+__device__ inline void prefetch_to_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 /// Orders this thread's view of memory with what its later bulk copies read.
 __device__ inline void copy_engine_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 

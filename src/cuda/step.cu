@@ -26,12 +26,10 @@ StepShape shape_of(int rows, int cols, bool swiglu) {
   StepShape s;
   s.rows = rows;
   s.cols = cols;
-  s.row_tiles = (rows + 15) / 16;
   s.col_tiles = cols / 64;
-  const int blocks = multiprocessors();
-  const auto busiest = [&](int r) { return ((s.row_tiles + r - 1) / r + blocks - 1) / blocks * r; };
-  s.at_a_time = swiglu || busiest(2) <= busiest(1) ? 2 : 1;
-  s.groups = (s.row_tiles + s.at_a_time - 1) / s.at_a_time;
+  s.row_units = swiglu ? rows / 32 : (rows + 15) / 16;
+  s.each = s.row_units / multiprocessors();
+  s.extra = s.row_units % multiprocessors();
   return s;
 }
 

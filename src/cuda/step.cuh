@@ -34,34 +34,44 @@ class StepRoles {
     barrier_init_fence();
   }
 
+  __device__ void load_layers() const {
+    constexpr int kWords = sizeof(StepLayer) / 8;
+    static_assert(sizeof(StepLayer) % 8 == 0);
+    const uint64_t* from = reinterpret_cast<const uint64_t*>(args_.layers);
+    uint64_t* to = reinterpret_cast<uint64_t*>(memory_.layers());
+    for (int i = threadIdx.x; i < args_.layer_count * kWords; i += kStepThreads) to[i] = from[i];
+  }
+
   __device__ __forceinline__ void produce() {
     StepProducer<Types> ring(args_, memory_, barriers_);
     StepPages<Types> pages(args_, ring);
-    for (int l = 0; l < args_.layer_count; ++l) {
-      const StepLayer& layer = args_.layers[l];
-      send(ring, Product::qkv, layer.matrix[0]);
-      pages.send(layer);
-      send(ring, Product::o, layer.matrix[1]);
-      send(ring, Product::gate_up, layer.matrix[2]);
-      send(ring, Product::down, layer.matrix[3]);
+    for (int i = 0;; ++i) {
+      const int l = i / 4, part = i % 4;
+      const bool head = l == args_.layer_count;
+      if (part == 1) pages.send(memory_.layers()[l]);
+      ring.product(args_.shape[head ? static_cast<int>(Product::head) : part],
+                   head ? args_.head.tiles : memory_.layers()[l].matrix[part].tiles, part == 2);
+      if (head) break;
     }
-    send(ring, Product::head, args_.head);
   }
 
   __device__ __forceinline__ void consume() {
     StepConsumer<Types> c(args_, memory_, barriers_);
-    // A layer is two halves, each a normalised product and a rounded one: few call sites keep the kernel small.
-    for (int half = 0;; ++half) {
-      const int l = half / 2;
-      const bool first = half % 2 == 0, head = l == args_.layer_count;
-      normalised(c, head ? Product::head : first ? Product::qkv : Product::gate_up, first ? args_.x_in : args_.x_mid, l,
-                 first ? Stage::x_in : Stage::x_mid);
-      if (head) break;
-      if (first) {
-        StepAttend<Types>(c, args_.layers[l], l).run();
+    // A layer is four products; with one call site for all of them the kernel stays small, and so in the instruction cache.
+    for (int i = 0;; ++i) {
+      const int l = i / 4, part = i % 4;
+      const bool head = l == args_.layer_count;
+      const Stage from = part == 0 ? Stage::x_in : part == 1 ? Stage::a : part == 2 ? Stage::x_mid : Stage::h;
+      const uint2* words = part == 0 ? args_.x_in : part == 1 ? args_.a : part == 2 ? args_.x_mid : args_.h;
+      if (part == 1) {
+        StepAttend<Types>(c, memory_.layers()[l], l).run();
         c.end_stage();
       }
-      rounded(c, first ? Product::o : Product::down, first ? args_.a : args_.h, l, first ? Stage::a : Stage::h);
+      c.begin_stage(from);
+      StepMultiply<Types>(c, args_.shape[head ? static_cast<int>(Product::head) : part])
+          .run(words, step_tag(c.base, l, from), part % 2 == 0, part == 2);
+      c.end_stage();
+      if (head) break;
     }
   }
 
@@ -69,61 +79,21 @@ class StepRoles {
     StepFinish<Types> f(args_, memory_, barriers_);
     const uint32_t base = *args_.tag_base;
     f.embed(step_tag(base, 0, Stage::x_in));
-    for (int l = 0; l < args_.layer_count; ++l) {
-      const StepLayer& layer = args_.layers[l];
-      f.swiglu_scale = layer.swiglu_scale;
-      finish<Product::qkv>(f, layer.matrix[0], 1.0f, args_.y, step_tag(base, l, Stage::y));
-      finish<Product::o>(f, layer.matrix[1], layer.attention_scale, args_.x_mid, step_tag(base, l, Stage::x_mid));
-      finish<Product::gate_up>(f, layer.matrix[2], 1.0f, args_.h, step_tag(base, l, Stage::h));
-      finish<Product::down>(f, layer.matrix[3], layer.swiglu_scale, args_.x_in, step_tag(base, l + 1, Stage::x_in));
+    for (int i = 0;; ++i) {
+      const int l = i / 4, part = i % 4;
+      const bool head = l == args_.layer_count;
+      const Product product = head ? Product::head : static_cast<Product>(part);
+      const StepLayer& layer = memory_.layers()[head ? 0 : l];
+      const float scale = part == 1 ? layer.attention_scale : part == 3 ? layer.swiglu_scale : 1.0f;
+      const Stage to = part == 0 ? Stage::y : part == 1 ? Stage::x_mid : part == 2 ? Stage::h : Stage::x_in;
+      uint2* words = part == 0 ? args_.y : part == 1 ? args_.x_mid : part == 2 ? args_.h : args_.x_in;
+      f.product(product, head ? args_.head : layer.matrix[part], scale, layer.swiglu_scale, words,
+                step_tag(base, l + (part == 3), to));
+      if (head) break;
     }
-    finish<Product::head>(f, args_.head, 1.0f, nullptr, 0);
   }
 
  private:
-  __device__ const StepShape& shape(Product p) const { return args_.shape[static_cast<int>(p)]; }
-
-  __device__ void send(StepProducer<Types>& ring, Product p, const StepMatrix& matrix) const {
-    const StepShape& s = shape(p);
-    if (s.at_a_time == 1) {
-      ring.template product<1>(s, matrix, false);
-    } else {
-      ring.template product<2>(s, matrix, p == Product::gate_up);
-    }
-  }
-
-  __device__ __forceinline__ void normalised(StepConsumer<Types>& c, Product p, const uint2* x, int layer, Stage stage) const {
-    c.begin_stage(stage);
-    StepMultiply<Types> product(c, shape(p));
-    const uint32_t tag = step_tag(c.base, layer, stage);
-    if (shape(p).at_a_time == 1) {
-      product.template normalised<1>(x, tag);
-    } else {
-      product.template normalised<2>(x, tag);
-    }
-    c.end_stage();
-  }
-  __device__ __forceinline__ void rounded(StepConsumer<Types>& c, Product p, const uint2* a, int layer, Stage stage) const {
-    c.begin_stage(stage);
-    StepMultiply<Types> product(c, shape(p));
-    const uint32_t tag = step_tag(c.base, layer, stage);
-    if (shape(p).at_a_time == 1) {
-      product.template rounded<1>(a, tag);
-    } else {
-      product.template rounded<2>(a, tag);
-    }
-    c.end_stage();
-  }
-
-  template <Product kProduct>
-  __device__ void finish(StepFinish<Types>& f, const StepMatrix& matrix, float scale, uint2* to, uint32_t tag) const {
-    const StepShape& s = shape(kProduct);
-    if constexpr (kProduct != Product::gate_up) {
-      if (s.at_a_time == 1) return f.template product<1, kProduct>(s, matrix, scale, to, tag);
-    }
-    f.template product<2, kProduct>(s, matrix, scale, to, tag);
-  }
-
   const StepArgs& args_;
   StepMemory<Types> memory_;
   StepBarriers& barriers_;
@@ -138,6 +108,7 @@ __global__ void __launch_bounds__(kStepThreads, 1) decode_step_kernel(const __gr
     Watch::given_up() = 0;
     roles.initialise();
   }
+  roles.load_layers();
   __syncthreads();  // closes: barriers used before they are initialised
   if (threadIdx.x < kStepConsumers) {
     roles.consume();
@@ -153,23 +124,23 @@ inline constexpr int kStepSharedBytes = 232448 - 1024;
 /// Ring and activations for these types; false where too little of the ring would be left.
 template <class Types>
 bool fit_step(StepArgs& args) {
+  const int layers = args.layer_count * static_cast<int>(sizeof(StepLayer));
   constexpr int kMergeBytes = kQuads * Types::Attention::kMergeBytes, kInFlight = 48 * 1024, kFewestSlots = 3;
   int staged = kMergeBytes - kSumsBytes;
   for (int i = 0; i < kProducts; ++i) {
     const bool whole = i == static_cast<int>(Product::qkv) || i == static_cast<int>(Product::gate_up) ||
                        i == static_cast<int>(Product::head);
     StepShape& s = args.shape[i];
-    const int chunk = Types::chunk(1);
     s.piece = s.col_tiles;
     if (!whole) {  // a piece that leaves most of shared memory to the ring
-      const int most = (64 * 1024 / (args.batch * 128)) / chunk * chunk;
+      const int most = (64 * 1024 / (args.batch * 128)) / Types::kChunk * Types::kChunk;
       s.piece = s.col_tiles <= most || most == 0 ? s.col_tiles : most;
     }
     const int bytes = args.batch * s.piece * 128 + (whole ? s.col_tiles * Types::Tile::kGroups * 32 : 0);
     staged = bytes > staged ? bytes : staged;
   }
   args.staged_bytes = (staged + 127) / 128 * 128;
-  const int slots = (kStepSharedBytes - Types::kFixedBytes - args.staged_bytes) / Types::kSlotBytes;
+  const int slots = (kStepSharedBytes - Types::kFixedBytes - layers - args.staged_bytes) / Types::kSlotBytes;
   if (slots < kFewestSlots) return false;
   args.stages = slots < kStepMaxStages ? slots : kStepMaxStages;
   args.window = (kInFlight + Types::kSlotBytes - 1) / Types::kSlotBytes;
@@ -179,7 +150,7 @@ bool fit_step(StepArgs& args) {
 template <class Types>
 void launch_step(const StepArgs& args, cudaStream_t stream) {
   const void* kernel = reinterpret_cast<const void*>(decode_step_kernel<Types>);
-  const size_t bytes = Types::kFixedBytes + args.staged_bytes + args.stages * Types::kSlotBytes;
+  const size_t bytes = Types::kFixedBytes + args.layer_count * sizeof(StepLayer) + args.staged_bytes + args.stages * Types::kSlotBytes;
   allow_shared_memory(kernel, bytes);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeCooperative;  // all blocks are resident, or the launch fails

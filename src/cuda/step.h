@@ -19,10 +19,11 @@ const char* name_of(Stage stage);
 enum class Product { qkv, o, gate_up, down, head };
 inline constexpr int kProducts = 5;
 
-/// A product's shape and how row tiles are dealt out: block b takes groups b, b + grid, .. of `at_a_time` row tiles.
+/// A product's shape. Its row tiles (SwiGLU: pairs of a gate tile and its up tile) are dealt out in runs: `each` to every
+/// block, and one more to the first `extra` blocks.
 struct StepShape {
-  int rows = 0, cols = 0, row_tiles = 0, col_tiles = 0, at_a_time = 1, groups = 0;
-  int piece = 0;  ///< k-tiles whose activations are in shared memory at a time, a multiple of 64
+  int rows = 0, cols = 0, col_tiles = 0, row_units = 0, each = 0, extra = 0;
+  int piece = 0;  ///< k-tiles whose activations are in shared memory at a time
 };
 
 struct StepMatrix {
@@ -47,6 +48,7 @@ struct StepTrace {
   uint32_t gathered = 0;  ///< until it had what other blocks made (attention: until its queries were ready)
   uint32_t ready = 0;     ///< until it could multiply (attention: until its partial sums were published)
   uint32_t starved = 0;   ///< of the rest, waiting for the ring
+  uint32_t pushing = 0;   ///< of the rest, handing sums to the finishing warps
   uint32_t end = 0;       ///< until it was through
 };
 
@@ -81,6 +83,7 @@ struct StepArgs {
   StepTrace* trace = nullptr;  // (blocks, 5 L + 1) or null
   unsigned long long* saturated = nullptr;
   int stages = 0, window = 0;  ///< ring slots, slots in flight
+  int ahead = 0;               ///< chunks that are on their way to the L2 cache before their turn in the ring
   int staged_bytes = 0;        ///< of activations in shared memory
 };
 

@@ -161,37 +161,38 @@ class StepAttend {
     }
     const int index = first + quad_ * gridDim.x;
     if (mine.locate(args_, index)) {
+      const float key_factor = layer_.key_factor[mine.head], value_factor = layer_.value_factor[mine.head];
       c_.watch.stage = static_cast<uint32_t>(Stage::y);
       for (int i = warp_; i < group_ + (mine.appends() ? 2 : 0); i += kAttentionWarps) finish_head(mine, i);
       sync_quad();  // closes: queries and new rows read before they are written
       if (c_.traced()) c_.trace.gathered = c_.now() - c_.trace.begin;
-      core.begin(queries_, group_, layer_.key_factor[mine.head], layer_.value_factor[mine.head],
+      core.begin(queries_, group_, key_factor, value_factor,
                  c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
     }
     const AttentionPiece<Shape> piece = mine.piece;
+    static_assert(kQuads == 2);
 #pragma unroll 1
-    for (int k = 0; k < most; ++k) {
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) {
-        if (k >= slots[q]) continue;
+    for (int turn = 0; turn < kQuads * most; ++turn) {
+      const int k = turn >> 1, q = turn & 1;
+      if (k < (q ? slots[1] : slots[0])) {
         c_.wait_slot();
-        const int item = k * kAttentionWarps + warp_;
-        if (q == quad_ && item < piece.items) one_item(core, piece, item);
+        if (q == quad_) {
+          const int first_item = k * kAttentionWarps, items = min(kAttentionWarps, piece.items - first_item);
+#pragma unroll 1
+          for (int i = 0; i < items; ++i) {
+            if (piece.takes(warp_, first_item + i))
+              one_item(core, piece, first_item + i, c_.slot_data() + i * Shape::kSlotBytes);
+          }
+        }
         c_.release_slot();
       }
     }
     if (mine.locate(args_, index)) merge_warps(core, mine);
   }
 
-  __device__ void one_item(AttentionWarp<Shape>& core, const AttentionPiece<Shape>& piece, int item) {
-    const uint32_t data = c_.slot_data() + warp_ * Shape::kSlotBytes;
-    if (piece.is_page(item)) {
-      core.int4_page(data, piece.page(item) == 0);
-      return;
-    }
-    const int old = old_rows(piece, item);
-    if (old < 16) complete_tile(data, old);
-    core.tile(data, piece.tile_tokens(item));
+  __device__ void one_item(AttentionWarp<Shape>& core, const AttentionPiece<Shape>& piece, int item, uint32_t data) {
+    if (!piece.is_page(item) && old_rows(piece, item) < 16) complete_tile(data, old_rows(piece, item));
+    core.attend(piece, item, warp_, data);
   }
 
   /// This step's own row, and zeros behind it.
@@ -217,16 +218,34 @@ class StepAttend {
     const int H = args_.heads, J = args_.kv_heads, which = i - group_;
     const int head = which < 0 ? unit.head * group_ + i : H + which * J + unit.head;
     const uint2* y = args_.y + int64_t{unit.b} * (H + 2 * J) * E + head * E + c_.lane;
+    constexpr int kHalf = kParts / 2;
+    float cos[kHalf], sin[kHalf], mean[kParts] = {};  // before the wait: they come from far
+    if (which < 1) {
+#pragma unroll
+      for (int part = 0; part < kHalf; ++part) {
+        const int64_t at = int64_t{unit.piece.position} * (E / 2) + c_.lane + 32 * part;
+        cos[part] = args_.rope.cos[at], sin[part] = args_.rope.sin[at];
+      }
+      if (which == 0 && layer_.key_mean) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) mean[part] = layer_.key_mean[unit.head * E + c_.lane + 32 * part];
+      }
+    }
     uint2 words[kParts];
     gather(words, step_tag(c_.base, index_, Stage::y), c_.watch, args_.fault, [&](int part) { return y + 32 * part; });
     float x[kParts];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) x[part] = float_of(words[part].x);
     if (which < 1) {
-      rope(x, unit.piece.position);
+#pragma unroll
+      for (int part = 0; part < kHalf; ++part) {
+        const float low = x[part], high = x[part + kHalf];
+        x[part] = low * cos[part] - high * sin[part];
+        x[part + kHalf] = high * cos[part] + low * sin[part];
+      }
       if (which == 0 && layer_.key_mean) {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) x[part] -= layer_.key_mean[unit.head * E + c_.lane + 32 * part];
+        for (int part = 0; part < kParts; ++part) x[part] -= mean[part];
       }
       rotate(x);
     }
@@ -241,18 +260,6 @@ class StepAttend {
       tail[channel] = rounded;
       if (unit.piece.position < kKvSinkTokens)
         unit.sinks(args_, layer_, which)[unit.piece.position * E + channel] = rounded;
-    }
-  }
-
-  __device__ void rope(float (&x)[kParts], int position) const {
-    constexpr int kHalf = kParts / 2;
-#pragma unroll
-    for (int part = 0; part < kHalf; ++part) {
-      const int64_t at = int64_t{position} * (E / 2) + c_.lane + 32 * part;
-      const float cos = __ldg(args_.rope.cos + at), sin = __ldg(args_.rope.sin + at);
-      const float low = x[part], high = x[part + kHalf];
-      x[part] = low * cos - high * sin;
-      x[part + kHalf] = high * cos + low * sin;
     }
   }
 
@@ -363,7 +370,7 @@ class StepAttend {
     const float2* ends = reinterpret_cast<const float2*>(merge_) + 16;
     float top = -INFINITY, sum = 0.0f, value = 0.0f;
     for (int s = 0; s < pieces; ++s) top = fmaxf(top, ends[s * 17].x);
-#pragma unroll 4
+#pragma unroll 8
     for (int s = 0; s < pieces; ++s) {
       const float factor = exp2f(ends[s * 17].x - top);
       sum += ends[s * 17].y * factor;

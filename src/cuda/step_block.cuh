@@ -10,7 +10,8 @@
 namespace fut::cuda {
 
 inline constexpr int kStepWarps = 8, kStepConsumers = kStepWarps * 32;
-inline constexpr int kStepFinishWarps = 3, kStepThreads = kStepConsumers + 32 + kStepFinishWarps * 32;
+inline constexpr int kStepFinishWarps = 3, kStepFinishThreads = kStepFinishWarps * 32;
+inline constexpr int kStepThreads = kStepConsumers + 32 + kStepFinishThreads;
 inline constexpr int kStepMaxStages = 12, kStepMaxBatch = 8, kStepMaxHeads = 8;  ///< query heads a KV head
 inline constexpr int kQuads = kStepWarps / kAttentionWarps;
 inline constexpr int kStepRowTiles = 2;  ///< at a time, at most
@@ -22,20 +23,21 @@ struct StepTypes {
   using Tile = Tile_;
   using Attention = Attention_;
   static constexpr int E = Attention::E;
-  /// k-tiles of a chunk of R row tiles, a multiple of kClasses.
-  static constexpr int chunk(int R) { return kClasses * (Tile::kTilesPerWarp / R > 0 ? Tile::kTilesPerWarp / R : 1); }
-  static constexpr int chunk_bytes(int R) { return R * chunk(R) * Tile::kBytes; }
-  static constexpr int max2(int a, int b) { return a > b ? a : b; }
-  static constexpr int kSlotBytes =
-      max2(max2(chunk_bytes(1), chunk_bytes(2)), kAttentionWarps * Attention::kSlotBytes);
+  /// k-tiles of a chunk, a multiple of kClasses.
+  static constexpr int kChunk =
+      kClasses * (Tile::kTilesPerWarp > kStepRowTiles ? Tile::kTilesPerWarp / kStepRowTiles : 1);
+  static constexpr int kChunkBytes = kStepRowTiles * kChunk * Tile::kBytes;
+  static constexpr int kItemBytes = kAttentionWarps * Attention::kSlotBytes;
+  static constexpr int kSlotBytes = kChunkBytes > kItemBytes ? kChunkBytes : kItemBytes;
   static constexpr int kQueryBytes = kStepMaxHeads * E * 2, kNewBytes = 2 * E * 2;
   static constexpr int kFixedBytes = kSumsBytes + kQuads * (kQueryBytes + kNewBytes) +
                                      kStepWarps * AttentionWarp<Attention>::kStartFloats * 4;
   static_assert(Attention::NB == 1 && Attention::kInt4);
 };
 
-/// Shared memory: ring | activations | sums | queries | new keys and values | starts. Attention merges over activations and
-/// sums, which are idle then.
+/// Shared memory: ring | activations | sums | queries | new keys and values | starts | layers. Attention merges over
+/// activations and sums, which are idle then. The table of layers is here because the weights wash everything that is not
+/// touched for ten microseconds out of the L2 cache, and a pointer that comes from memory would stall its reader for one.
 template <class Types>
 struct StepMemory {
   const StepArgs& args;
@@ -46,6 +48,9 @@ struct StepMemory {
   __device__ uint8_t* queries() const { return activations() + args.staged_bytes + kSumsBytes; }
   __device__ uint8_t* fresh() const { return queries() + kQuads * Types::kQueryBytes; }
   __device__ float* starts() const { return reinterpret_cast<float*>(fresh() + kQuads * Types::kNewBytes); }
+  __device__ StepLayer* layers() const {
+    return reinterpret_cast<StepLayer*>(starts() + kStepWarps * AttentionWarp<typename Types::Attention>::kStartFloats);
+  }
 };
 
 struct StepBarriers {
@@ -61,6 +66,21 @@ struct RingCursor {
       parity ^= 1;
     }
   }
+};
+
+/// The row tiles (or pairs) of this block, and how many of them are taken at a time: two tiles, or one pair.
+struct StepLot {
+  int first, end;
+  bool pairs;
+  __device__ StepLot(const StepShape& p, bool swiglu) : pairs(swiglu) {
+    const int block = blockIdx.x;
+    first = block * p.each + min(block, p.extra);
+    end = first + p.each + (block < p.extra);
+  }
+  __device__ int stride() const { return pairs ? 1 : kStepRowTiles; }
+  /// Row tile r of what is taken at `at`; whether there is one.
+  __device__ int row_tile(const StepShape& p, int at, int r) const { return pairs ? at + r * p.row_units : at + r; }
+  __device__ bool real(int at, int r) const { return pairs || at + r < end; }
 };
 
 __device__ inline uint32_t step_tag(uint32_t base, int layer, Stage stage) {

@@ -7,6 +7,46 @@
 
 namespace fut::cuda {
 
+/// All weights of a step in the order of consumption, chunk by chunk.
+template <class Types>
+class StepWalk {
+ public:
+  __device__ StepWalk(const StepArgs& args, const StepLayer* layers) : args_(args), layers_(layers) { enter(); }
+
+  __device__ void prefetch_next() {
+    constexpr int kBytes = Types::Tile::kBytes;
+    if (at_ >= end_) return;
+    const int tiles = min(Types::kChunk, cols_ - first_);
+    const bool pairs = index_ % 4 == 2;
+    for (int r = 0; r < (pairs || at_ + 1 < end_ ? 2 : 1); ++r) {
+      const int64_t tile = int64_t{pairs ? at_ + r * units_ : at_ + r} * cols_ + first_;
+      prefetch_to_l2(tiles_ + tile * kBytes, tiles * kBytes);
+    }
+    if ((first_ += Types::kChunk) < cols_) return;
+    first_ = 0;
+    if ((at_ += pairs ? 1 : kStepRowTiles) < end_ || index_ == 4 * args_.layer_count) return;
+    ++index_;
+    enter();
+  }
+
+ private:
+  __device__ void enter() {
+    for (;; ++index_) {
+      const bool head = index_ == 4 * args_.layer_count;
+      const StepShape& p = args_.shape[head ? static_cast<int>(Product::head) : index_ % 4];
+      const StepLot lot(p, index_ % 4 == 2);
+      tiles_ = head ? args_.head.tiles : layers_[index_ / 4].matrix[index_ % 4].tiles;
+      cols_ = p.col_tiles, units_ = p.row_units, at_ = lot.first, end_ = lot.end;
+      if (at_ < end_ || head) return;
+    }
+  }
+
+  const StepArgs& args_;
+  const StepLayer* layers_;
+  const uint8_t* tiles_ = nullptr;
+  int index_ = 0, cols_ = 0, units_ = 0, at_ = 0, end_ = 0, first_ = 0;
+};
+
 template <class Types>
 class StepProducer {
  public:
@@ -14,32 +54,32 @@ class StepProducer {
       : args_(args),
         ring_(shared_address(memory.ring())),
         full_(shared_address(barriers.full)),
-        empty_(shared_address(barriers.empty)) {}
-
-  /// Every chunk of a product, in the order of consumption. All lanes; the first sends.
-  template <int R>
-  __device__ void product(const StepShape& p, const StepMatrix& matrix, bool swiglu) {
-    using Tile = typename Types::Tile;
-    constexpr int kChunk = Types::chunk(R);
-    for (int group = blockIdx.x; group < p.groups; group += gridDim.x) {
-      for (int first = 0; first < p.col_tiles; first += kChunk) {
-        const uint32_t slot = acquire(), bytes = min(kChunk, p.col_tiles - first) * Tile::kBytes;
-        if (threadIdx.x % 32 != 0) continue;
-        int real = 0;
-        for (int r = 0; r < R; ++r) real += row_tile<R>(p, group, r, swiglu) < p.row_tiles;
-        barrier_expect(full_ + 8 * slot, real * bytes);
-        for (int r = 0; r < real; ++r) {
-          const int64_t tile = int64_t{row_tile<R>(p, group, r, swiglu)} * p.col_tiles + first;
-          bulk_copy(ring_ + slot * Types::kSlotBytes + r * kChunk * Tile::kBytes, matrix.tiles + tile * Tile::kBytes,
-                    bytes, full_ + 8 * slot);
-        }
-      }
+        empty_(shared_address(barriers.empty)),
+        ahead_(args, memory.layers()) {
+    if (threadIdx.x % 32 == 0) {
+      for (int i = 0; i < args.ahead; ++i) ahead_.prefetch_next();
     }
   }
 
-  template <int R>
-  __device__ static int row_tile(const StepShape& p, int group, int r, bool swiglu) {
-    return swiglu ? group + r * (p.row_tiles / 2) : group * R + r;
+  /// Every chunk of a product, in the order of consumption. All lanes; the first sends.
+  __device__ void product(const StepShape& p, const uint8_t* tiles, bool swiglu) {
+    using Tile = typename Types::Tile;
+    constexpr int kChunk = Types::kChunk;
+    const StepLot lot(p, swiglu);
+    for (int at = lot.first; at < lot.end; at += lot.stride()) {
+      const int real = lot.real(at, 1) ? 2 : 1;
+      for (int first = 0; first < p.col_tiles; first += kChunk) {
+        const uint32_t slot = acquire(), bytes = min(kChunk, p.col_tiles - first) * Tile::kBytes;
+        if (threadIdx.x % 32 != 0) continue;
+        barrier_expect(full_ + 8 * slot, real * bytes);
+        for (int r = 0; r < real; ++r) {
+          const int64_t tile = int64_t{lot.row_tile(p, at, r)} * p.col_tiles + first;
+          bulk_copy(ring_ + slot * Types::kSlotBytes + r * kChunk * Tile::kBytes, tiles + tile * Tile::kBytes,
+                    bytes, full_ + 8 * slot);
+        }
+        if (args_.ahead > 0) ahead_.prefetch_next();
+      }
+    }
   }
 
   /// The next slot, empty, and no more than `window` in flight with it.
@@ -60,6 +100,7 @@ class StepProducer {
   const StepArgs& args_;
   uint32_t ring_, full_, empty_;
   uint32_t count_ = 0;  ///< slots used so far
+  StepWalk<Types> ahead_;  ///< while the ring is full, memory goes on filling the L2 cache
 };
 
 /// State of a consumer warp that lives through the step.
@@ -99,7 +140,7 @@ struct StepConsumer {
   __device__ void begin_stage(Stage stage) {
     watch.stage = static_cast<uint32_t>(stage);
     asm volatile("" : "+r"(warp), "+r"(lane));
-    if (traced()) trace = {now(), 0, 0, 0, 0};
+    if (traced()) trace = {now(), 0, 0, 0, 0, 0};
   }
   __device__ int thread() const { return warp * 32 + lane; }
   __device__ void wait_slot() {
@@ -133,39 +174,34 @@ class StepMultiply {
     starts_ = fragments_ + c.args.batch * p_.cols * 2;
   }
 
-  /// x (B, D): normalised, rounded, all of K at once.
-  template <int R>
-  __device__ void normalised(const uint2* x, uint32_t tag) {
-    if (static_cast<int>(blockIdx.x) >= p_.groups) return;
-    named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments of the last product overwritten while read
-    stage_normalised(x, tag);
-    if (c_.traced()) c_.trace.gathered = c_.now() - c_.trace.begin;
-    named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments read before all are there
-    if constexpr (Tile::kGroups > 0) make_starts();
-    if (c_.traced()) c_.trace.ready = c_.now() - c_.trace.begin;
-    for (int group = blockIdx.x; group < p_.groups; group += gridDim.x) {
-      float acc[2][R][1][4] = {};
-      chunks<R, true>(acc, 0, p_.col_tiles);
-      push(acc);
-    }
-  }
-
-  /// a (B, K / 2): operands as they are, piece by piece where shared memory does not hold all of K.
-  template <int R>
-  __device__ void rounded(const uint2* a, uint32_t tag) {
-    for (int group = blockIdx.x; group < p_.groups; group += gridDim.x) {
-      float acc[2][R][1][4] = {};
+  /// words: x (B, D) to be normalised, all of K at once; or a (B, K / 2) as it is, piece by piece where shared memory does
+  /// not hold all of K.
+  __device__ void run(const uint2* words, uint32_t tag, bool normalise, bool swiglu) {
+    const StepLot lot(p_, swiglu);
+    for (int at = lot.first; at < lot.end; at += lot.stride()) {
+      float acc[2][kStepRowTiles][1][4] = {};
       for (int first = 0; first < p_.col_tiles; first += p_.piece) {
         const int tiles = min(p_.piece, p_.col_tiles - first);
-        if (p_.piece < p_.col_tiles || group == static_cast<int>(blockIdx.x)) {
+        if (p_.piece < p_.col_tiles || at == lot.first) {
           named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments overwritten while read
-          stage_rounded(a, tag, first, tiles);
-          if (c_.traced()) c_.trace.gathered = c_.trace.ready = c_.now() - c_.trace.begin;
+          if (normalise) {
+            stage_normalised(words, tag);
+          } else {
+            stage_rounded(words, tag, first, tiles);
+          }
+          if (c_.traced()) c_.trace.gathered = c_.now() - c_.trace.begin;
           named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments read before all are there
+          if (c_.traced()) c_.trace.ready = c_.now() - c_.trace.begin;
         }
-        chunks<R, false>(acc, first, tiles);
+        if (normalise && at > lot.first) {
+          chunks<true>(acc, tiles, false);
+        } else {
+          chunks<false>(acc, tiles, normalise);
+        }
       }
+      const uint32_t from = c_.traced() ? c_.now() : 0;
       push(acc);
+      if (c_.traced()) c_.trace.pushing += c_.now() - from;
     }
   }
 
@@ -181,14 +217,15 @@ class StepMultiply {
       uint4 words[2 * kAtOnce];
       const auto place = [&](int i) { return min(at + i * kStepConsumers, total - 1); };
       gather(words, tag, c_.watch, c_.args.fault, [&](int i) {
-        const int unit = place(i / 2), n = unit / units, u = first * 8 + unit % units;
+        const int unit = place(i / 2), n = B == 1 ? 0 : unit / units, u = first * 8 + unit - n * units;
         return a + int64_t{n} * (p_.cols / 2) + u * 4 + i % 2 * 2;
       });
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (at + i * kStepConsumers >= total) break;
         const uint32_t pair[4] = {words[2 * i].x, words[2 * i].z, words[2 * i + 1].x, words[2 * i + 1].z};
-        store_fragment(place(i) % units, place(i) / units, pair);
+        const int unit = place(i), n = B == 1 ? 0 : unit / units;
+        store_fragment(unit - n * units, n, pair);
       }
     }
   }
@@ -196,42 +233,39 @@ class StepMultiply {
   /// Two virtual threads of gemm_decode.cuh's 512 live in one here; their sums stay apart. A row is read again for its
   /// norm, unless it is the only one and fits registers.
   __device__ void stage_normalised(const uint2* x, uint32_t tag) const {
-    constexpr int kKept = 4;
+    constexpr int kKept = 2;
     const int units = p_.cols / 8, tid = c_.thread();
     if (c_.args.batch == 1 && units <= kKept * kStepConsumers) {
-      float kept[kKept][8], sum[2] = {};
+      float sum[2] = {};
+      uint4 words[4 * kKept];
+      gather(words, tag, c_.watch, c_.args.fault, [&](int i) {
+        return x + min(tid + i / 4 * kStepConsumers, units - 1) * 8 + i % 4 * 2;
+      });
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        const int u = tid + i * kStepConsumers;
-        if (u < units) {
-          read_unit(kept[i], x, 0, u, tag);
-        } else {
-#pragma unroll
-          for (int k = 0; k < 8; ++k) kept[i][k] = 0.0f;
-        }
-        add_unit(sum[i & 1], kept[i]);
+        if (tid + i * kStepConsumers < units) add_unit(sum[i & 1], words + 4 * i);
       }
       const float inverse = inverse_rms(sum, 0);
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        const int u = tid + i * kStepConsumers;
-        if (u < units) store_unit(u, 0, kept[i], inverse);
+        if (tid + i * kStepConsumers < units) store_unit(tid + i * kStepConsumers, 0, words + 4 * i, inverse);
       }
       return;
     }
     for (int n = 0; n < c_.args.batch; ++n) {
-      float v[8], sum[2] = {};
+      float sum[2] = {};
+      uint4 words[4];
       for (int u = tid; u < units; u += 2 * kStepConsumers) {
-        read_unit(v, x, n, u, tag);
-        add_unit(sum[0], v);
+        read_unit(words, x, n, u, tag);
+        add_unit(sum[0], words);
         if (u + kStepConsumers >= units) break;
-        read_unit(v, x, n, u + kStepConsumers, tag);
-        add_unit(sum[1], v);
+        read_unit(words, x, n, u + kStepConsumers, tag);
+        add_unit(sum[1], words);
       }
       const float inverse = inverse_rms(sum, n);
       for (int u = tid; u < units; u += kStepConsumers) {
-        read_unit(v, x, n, u, tag);
-        store_unit(u, n, v, inverse);
+        read_unit(words, x, n, u, tag);
+        store_unit(u, n, words, inverse);
       }
     }
   }
@@ -252,91 +286,89 @@ class StepMultiply {
     return inverse_rms_of(total, p_.cols, c_.args.eps);
   }
 
-  __device__ void read_unit(float (&v)[8], const uint2* x, int n, int u, uint32_t tag) const {
-    uint4 words[4];
+  __device__ void read_unit(uint4 (&words)[4], const uint2* x, int n, int u, uint32_t tag) const {
     gather(words, tag, c_.watch, c_.args.fault, [&](int i) { return x + int64_t{n} * p_.cols + u * 8 + i * 2; });
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[2 * i] = float_of(words[i].x), v[2 * i + 1] = float_of(words[i].z);
   }
-  __device__ static void add_unit(float& sum, const float (&v)[8]) {
+  __device__ static void add_unit(float& sum, const uint4* words) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) add_squares(sum, make_float2(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; ++i) add_squares(sum, make_float2(float_of(words[i].x), float_of(words[i].z)));
   }
-  __device__ void store_unit(int u, int n, const float (&v)[8], float inverse) const {
+  __device__ void store_unit(int u, int n, const uint4* words, float inverse) const {
     uint32_t pair[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pair[i] = Tile::round_pair(v[2 * i] * inverse, v[2 * i + 1] * inverse);
+    for (int i = 0; i < 4; ++i)
+      pair[i] = Tile::round_pair(float_of(words[i].x) * inverse, float_of(words[i].z) * inverse);
     store_fragment(u, n, pair);
   }
 
-  __device__ void load_fragments(uint32_t (&b)[8], int j) const {
+  /// This lane's fragments of k-tile j.
+  __device__ uint32_t fragment_address(int j) const {
     const int n = min(c_.lane >> 2, c_.args.batch - 1);
-    const uint32_t at = fragments_ + (j * 2 * c_.args.batch + n) * 64 + (c_.lane & 3) * 16;
+    return fragments_ + (j * 2 * c_.args.batch + n) * 64 + (c_.lane & 3) * 16;
+  }
+  __device__ void load_fragments(uint32_t (&b)[8], uint32_t at) const {
     const uint4 low = load_shared_16(at), high = load_shared_16(at + c_.args.batch * 64);
     b[0] = low.x, b[1] = low.y, b[2] = low.z, b[3] = low.w;
     b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
   }
 
-  /// Start values of the k-tiles that this warp will multiply.
-  __device__ void make_starts() const {
-#pragma unroll 4
-    for (int j = c_.warp; j < p_.col_tiles; j += kStepWarps) {
-      uint32_t b[8];
-      load_fragments(b, j);
-      typename Tile::Start start;
-      Tile::make_start(start, b);
-#pragma unroll
-      for (int i = 0; i < Tile::kGroups; ++i) {
-        if (c_.lane < 4) store_shared_f2(starts_ + ((j * Tile::kGroups + i) * 4 + c_.lane) * 8, start.sum[i]);
-      }
-    }
-    __syncwarp();  // closes: starts read by other lanes before they are written
-  }
-
-  /// k-tiles first .. first + tiles of this group, chunk by chunk. The fragments of k-tile `first` are the first ones.
-  template <int R, bool kStarts>
-  __device__ void chunks(float (&acc)[2][R][1][4], int first, int tiles) {
-    constexpr int kChunk = Types::chunk(R), T = kChunk / kStepWarps;
+  /// `tiles` k-tiles of what is taken, chunk by chunk. Start values were kept, or are made, and kept where `keep` says so:
+  /// a warp meets the same k-tiles again with the next rows.
+  template <bool kKept>
+  __device__ void chunks(float (&acc)[2][kStepRowTiles][1][4], int tiles, bool keep) {
+    constexpr int kChunk = Types::kChunk, T = kChunk / kStepWarps;
     for (int at = 0; at < tiles; at += kChunk) {
       c_.wait_slot();
       const uint32_t stage = c_.slot_data();
       if (at + kChunk <= tiles) {
+        const uint32_t pitch = kStepWarps * 128 * c_.args.batch;
+        uint32_t fragments = fragment_address(at + c_.warp);
 #pragma unroll
-        for (int i = 0; i < T; ++i) tile<R, kStarts>(acc[i & 1], stage, at, c_.warp + i * kStepWarps);
+        for (int i = 0; i < T; ++i, fragments += pitch)
+          tile<kKept>(acc[i & 1], stage, at, c_.warp + i * kStepWarps, fragments, keep);
       } else {
-#pragma unroll
-        for (int i = 0; i < T; ++i) {
-          const int t = c_.warp + i * kStepWarps;
-          if (at + t < tiles) tile<R, kStarts>(acc[i & 1], stage, at, t);
+#pragma unroll 1
+        for (int t = c_.warp; at + t < tiles; t += 2 * kStepWarps) {
+          tile<kKept>(acc[0], stage, at, t, fragment_address(at + t), keep);
+          if (at + t + kStepWarps < tiles)
+            tile<kKept>(acc[1], stage, at, t + kStepWarps, fragment_address(at + t + kStepWarps), keep);
         }
       }
 #pragma unroll
-      for (int r = 0; r < R; ++r) settle(acc[0][r][0]), settle(acc[1][r][0]);
+      for (int r = 0; r < kStepRowTiles; ++r) settle(acc[0][r][0]), settle(acc[1][r][0]);
       c_.release_slot();
     }
   }
 
-  template <int R, bool kStarts>
-  __device__ void tile(float (&acc)[R][1][4], uint32_t stage, int at, int t) const {
-    constexpr int kChunk = Types::chunk(R);
+  template <bool kKept>
+  __device__ void tile(float (&acc)[kStepRowTiles][1][4], uint32_t stage, int at, int t,
+                       uint32_t fragments, bool keep) const {
+    constexpr int kChunk = Types::kChunk, R = kStepRowTiles;
     typename Tile::Words words[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) words[r] = Tile::load(stage + (r * kChunk + t) * Tile::kBytes, c_.lane);
     uint32_t b[8];
-    load_fragments(b, at + t);
+    load_fragments(b, fragments);
     typename Tile::Start start;
-    if constexpr (kStarts) {
-      Tile::load_start(start, starts_ + (at + t) * Tile::kGroups * 32, c_.lane & 3);
+    const uint32_t kept = starts_ + (at + t) * Tile::kGroups * 32;
+    if constexpr (kKept) {
+      Tile::load_start(start, kept, c_.lane & 3);
     } else {
       Tile::make_start(start, b);
+      if constexpr (Tile::kGroups > 0) {
+        if (keep && c_.lane < 4) {
+#pragma unroll
+          for (int i = 0; i < Tile::kGroups; ++i) store_shared_f2(kept + (i * 4 + c_.lane) * 8, start.sum[i]);
+        }
+      }
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) Tile::multiply(acc[r][0], words[r], b, start);
   }
 
   /// Class w + class w + 8, the first level of add_classes(), and on to the finishing warps.
-  template <int R>
-  __device__ void push(const float (&acc)[2][R][1][4]) {
+  __device__ void push(const float (&acc)[2][kStepRowTiles][1][4]) {
+    constexpr int R = kStepRowTiles;
     const uint32_t buffer = c_.turn & 1, round = c_.turn >> 1;
     ++c_.turn;
     if (round > 0) barrier_wait(c_.drained + 8 * buffer, (round - 1) & 1);
@@ -371,46 +403,59 @@ class StepFinish {
   /// The residual's first value, by the threads that will own it.
   __device__ void embed(uint32_t tag) const {
     const StepShape& p = args_.shape[static_cast<int>(Product::o)];
-    const Weight& w = args_.embedding;
-    const int tile_rows = 16 * p.at_a_time;
-    for (int group = blockIdx.x; group < p.groups; group += gridDim.x) {
-      for (int i = thread_; i < tile_rows * args_.batch; i += kStepFinishWarps * 32) {
-        const int n = i / tile_rows, row = group * tile_rows + i % tile_rows;
-        if (row >= p.rows) continue;
-        const float x = to_f32(bf16_tile_element(static_cast<const Bf16*>(w.data), w.cols, args_.tokens[n], row));
+    const Bf16* table = static_cast<const Bf16*>(args_.embedding.data);
+    const StepLot lot(p, false);
+    for (int at = lot.first; at < lot.end; at += lot.stride()) {
+      for (int i = thread_; i < 32 * args_.batch; i += kStepFinishThreads) {
+        const int n = i / 32, r = i % 32 / 16, row = lot.row_tile(p, at, r) * 16 + i % 16;
+        if (!lot.real(at, r) || row >= p.rows) continue;
+        const float x = to_f32(bf16_tile_element(table, args_.embedding.cols, args_.tokens[n], row));
         args_.x[int64_t{n} * p.rows + row] = x;
         publish_residual(args_.x_in, n, row, x, tag);
       }
     }
   }
 
-  /// kind: what becomes of y. `tag` of what is published, `to` its words.
-  template <int R, Product kProduct>
-  __device__ void product(const StepShape& p, const StepMatrix& matrix, float scale, uint2* to, uint32_t tag) {
-    constexpr bool kSwiglu = kProduct == Product::gate_up;
-    const int tile_rows = kSwiglu ? 16 : 16 * R, count = tile_rows * args_.batch;
-    for (int group = blockIdx.x; group < p.groups; group += gridDim.x, ++turn_) {
+  /// Every sum of a product: a thread takes row i % 32 (SwiGLU: 16) of what is taken, for sequence i / 32 (16).
+  __device__ void product(Product product, const StepMatrix& matrix, float scale, float swiglu_scale, uint2* to,
+                          uint32_t tag) {
+    constexpr int kMost = (32 * kStepMaxBatch + kStepFinishThreads - 1) / kStepFinishThreads;
+    const StepShape& p = args_.shape[static_cast<int>(product)];
+    const bool pairs = product == Product::gate_up, adds = product == Product::o || product == Product::down;
+    const int log_rows = pairs ? 4 : 5, count = args_.batch << log_rows;
+    const StepLot lot(p, pairs);
+    for (int at = lot.first; at < lot.end; at += lot.stride(), ++turn_) {
+      const auto tile_of = [&](int i) { return pairs ? 0 : i >> 4 & 1; };
+      const auto row_of = [&](int i) { return lot.row_tile(p, at, tile_of(i)) * 16 + i % 16; };
+      const auto valid = [&](int i) { return i < count && lot.real(at, tile_of(i)) && row_of(i) < p.rows; };
+      float before[kMost];
+#pragma unroll
+      for (int turn = 0; turn < kMost; ++turn) {  // while the sums are still to come
+        const int i = thread_ + turn * kStepFinishThreads;
+        before[turn] = adds && valid(i) ? args_.x[int64_t{i >> log_rows} * p.rows + row_of(i)] : 0.0f;
+      }
       const uint32_t buffer = turn_ & 1;
       barrier_wait(summed_ + 8 * buffer, turn_ >> 1 & 1);
       const float* sums = sums_ + buffer * kSumsFloats;
-      for (int from = thread_ & ~31; from < count; from += kStepFinishWarps * 32) {
-        const int i = from + (thread_ & 31), n = min(i / tile_rows, args_.batch - 1), r = i % tile_rows / 16;
-        const int in_tile = i % 16;
-        const int row = StepProducer<Types>::template row_tile<R>(p, group, r, kSwiglu) * 16 + in_tile;
-        const bool valid = i < count && row < p.rows;
-        float y = valid ? value<R>(sums, matrix, scale, r, in_tile, n, row) : 0.0f;
-        if constexpr (kProduct == Product::qkv) {
-          if (valid) publish(to + int64_t{n} * p.rows + row, bits_of(y), tag);
-        } else if constexpr (kProduct == Product::o || kProduct == Product::down) {
-          if (valid) {
-            y = args_.x[int64_t{n} * p.rows + row] += y;
-            publish_residual(to, n, row, y, tag);
-          }
-        } else if constexpr (kProduct == Product::head) {
-          if (valid) args_.logits[int64_t{n} * p.rows + row] = y;
+#pragma unroll
+      for (int turn = 0; turn < kMost; ++turn) {
+        const int i = thread_ + turn * kStepFinishThreads;
+        if ((i & ~31) >= count) break;
+        const int n = min(i >> log_rows, args_.batch - 1), row = row_of(i);
+        const bool mine = valid(i);
+        const float y = value(sums, matrix.scale, scale, tile_of(i), i % 16, n, mine ? row : 0);
+        if (pairs) {
+          const float up = value(sums, matrix.scale, scale, 1, i % 16, n, mine ? row + p.rows / 2 : 0);
+          swiglu(y, up, swiglu_scale, n, row, mine, p.rows / 2, to, tag);
+        } else if (!mine) {
+          continue;
+        } else if (product == Product::qkv) {
+          publish(to + int64_t{n} * p.rows + row, bits_of(y), tag);
+        } else if (adds) {
+          publish_residual(to, n, row, before[turn] + y, tag);
+          args_.x[int64_t{n} * p.rows + row] = before[turn] + y;
         } else {
-          const float up = valid ? value<R>(sums, matrix, scale, 1, in_tile, n, row + p.rows / 2) : 0.0f;
-          swiglu(y, up, n, row, valid, p.rows / 2, to, tag);
+          args_.logits[int64_t{n} * p.rows + row] = y;
         }
       }
       __syncwarp();
@@ -418,18 +463,15 @@ class StepFinish {
     }
   }
 
-  float swiglu_scale = 1.0f;
-
  private:
-  template <int R>
-  __device__ float value(const float* sums, const StepMatrix& matrix, float scale, int r, int in_tile, int n,
-                         int row) const {
+  __device__ float value(const float* sums, const float* row_scale, float scale, int r, int in_tile, int n, int row) const {
+    constexpr int R = kStepRowTiles;
     const int lane = (in_tile & 7) * 4 + n / 2, part = (in_tile >> 3) * 2 + (n & 1);
     float class_pairs[kStepWarps];
 #pragma unroll
     for (int w = 0; w < kStepWarps; ++w) class_pairs[w] = sums[((w * R + r) * 32 + lane) * 4 + part];
     float sum = add_classes(class_pairs) * (Tile::row_unit(in_tile) * scale);
-    if (matrix.scale) sum *= matrix.scale[row];
+    if (row_scale) sum *= row_scale[row];
     return sum;
   }
 
@@ -437,8 +479,9 @@ class StepFinish {
     publish(to + int64_t{n} * args_.width + unit_of(row) * 8 + place_in_unit(row), bits_of(x), tag);
   }
 
-  __device__ void swiglu(float gate, float up, int n, int row, bool valid, int width, uint2* to, uint32_t tag) const {
-    const float h = gate / (1.0f + expf(-gate)) * up, scaled = h / swiglu_scale;
+  __device__ void swiglu(float gate, float up, float scale, int n, int row, bool valid, int width, uint2* to,
+                         uint32_t tag) const {
+    const float h = gate / (1.0f + expf(-gate)) * up, scaled = h / scale;
     uint32_t bits;
     if constexpr (Tile::kHalfOperand) {
       bits = to_half_saturated(scaled).bits;
