@@ -434,7 +434,8 @@ TEST_F(GgufTest, RefusesTokenizersItCannotUse) {
   };
   GgufBuilder none = metadata();
   expect(add_embedding(none), {"model.gguf", "tokenizer.ggml.model"});
-  expect(with_tokenizer("llama"), {"model.gguf", "tokenizer.ggml.model", "\"llama\""});
+  expect(with_tokenizer("t5"), {"model.gguf", "tokenizer.ggml.model", "\"t5\""});
+  expect(with_tokenizer("llama"), {"model.gguf", "tokenizer.ggml.scores"});
   expect(with_tokenizer("gpt2", 7), {"tokenizer.ggml.token_type", "7"});
   expect(with_tokenizer().u32("tokenizer.ggml.eos_token_id", 7), {"end token 7"});
   expect(with_tokenizer().u32("tokenizer.ggml.bos_token_id", 7), {"bos_token_id", "7"});

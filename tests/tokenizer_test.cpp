@@ -337,7 +337,7 @@ TEST(TokenizerJson, RefusesUnknownPartsByName) {
     return replaced(good, "\"pre_tokenizer\":" + kByteLevel, "\"pre_tokenizer\":" + pre);
   };
   expect_refused(with_pre(R"({"type":"FooBar"})"), "FooBar");
-  expect_refused(with_pre(R"({"type":"Metaspace","replacement":"_"})"), "Metaspace");
+  expect_refused(with_pre(R"({"type":"Metaspace","replacement":"_"})"), "replacement");
   expect_refused(
       with_pre(
           R"({"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"\\d+"},"behavior":"Isolated"}]})"),
@@ -348,7 +348,7 @@ TEST(TokenizerJson, RefusesUnknownPartsByName) {
   expect_refused(replaced(good, R"("normalizer":null)", R"("normalizer":{"type":"NFC"})"), "NFC");
   expect_refused(replaced(good, R"("type":"BPE")", R"("type":"Unigram")"), "Unigram");
   expect_refused(replaced(good, R"("type":"BPE")", R"("type":"WordPiece")"), "WordPiece");
-  expect_refused(replaced(good, R"("byte_fallback":false)", R"("byte_fallback":true)"), "byte_fallback");
+  expect_refused(replaced(good, R"("byte_fallback":false)", R"("byte_fallback":true)"), "ByteLevel");
   expect_refused(replaced(good, R"("dropout":null)", R"("dropout":0.1)"), "dropout");
   expect_refused(replaced(good, R"("end_of_word_suffix":null)", R"("end_of_word_suffix":"</w>")"),
                  "end_of_word_suffix");

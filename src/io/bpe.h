@@ -12,6 +12,7 @@
 
 #include "io/pretokenizer.h"
 #include "io/tokenizer.h"
+#include "io/vocab_tokenizer.h"
 
 namespace fut {
 
@@ -68,15 +69,6 @@ struct BpeToken {
   std::string spelling;  ///< as the merges have it
   std::string text;      ///< bytes in the text
   TokenKind kind = TokenKind::absent;
-};
-
-/// A token that is looked for in the text before it is split.
-struct AddedToken {
-  std::string text;
-  int32_t id = -1;
-  bool control = false;
-  bool takes_space_before = false, takes_space_after = false;
-  bool second_pass = false;  ///< looked for only in what the other added tokens leave (Hugging Face: "normalized")
 };
 
 struct BpeParts {

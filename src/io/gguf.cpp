@@ -295,4 +295,15 @@ std::optional<std::vector<int64_t>> GgufFile::integers(const std::string& key) c
   return integers;
 }
 
+std::optional<std::vector<float>> GgufFile::floats(const std::string& key) const {
+  const GgufValue* const value = find(key, true);
+  if (!value) return std::nullopt;
+  FUT_CHECK(value->type == kF32, path(), ": key ", key, " is an array of ", kValueTypeInfo[value->type].name,
+            ", expected f32");
+  std::vector<float> floats;
+  floats.reserve(value->count);
+  for (uint64_t i = 0; i < value->count; ++i) floats.push_back(load<float>(value->data.data() + i * sizeof(float)));
+  return floats;
+}
+
 }  // namespace fut

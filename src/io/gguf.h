@@ -49,6 +49,7 @@ class GgufFile {
   std::optional<std::string> text(const std::string& key) const;
   std::optional<std::vector<std::string>> texts(const std::string& key) const;
   std::optional<std::vector<int64_t>> integers(const std::string& key) const;
+  std::optional<std::vector<float>> floats(const std::string& key) const;  ///< of 32 bits
 
  private:
   class Reader;

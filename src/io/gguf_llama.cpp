@@ -21,6 +21,7 @@
 #include "io/gguf.h"
 #include "io/gguf_blocks.h"
 #include "io/json.h"
+#include "io/spm.h"
 
 namespace fut {
 namespace {
@@ -100,7 +101,9 @@ class GgufLlama final : public Checkpoint {
   const TensorInfo* find(const std::string& name) const override;
   std::vector<float> read_f32(const std::string& name) const override;
   const uint8_t* raw(const std::string& name, int64_t* size_bytes) const override;
-  std::unique_ptr<Tokenizer> tokenizer() const override { return Tokenizer::from_vocabulary(vocabulary(), path_); }
+  std::unique_ptr<Tokenizer> tokenizer() const override {
+    return is_spm() ? make_spm_tokenizer(spm_parts()) : Tokenizer::from_vocabulary(vocabulary(), path_);
+  }
   std::map<std::string, std::string> tokenizer_files() const override;
   std::string chat_template() const override { return file_.text("tokenizer.chat_template").value_or(""); }
 
@@ -119,7 +122,11 @@ class GgufLlama final : public Checkpoint {
   json llama3_scaling(double theta) const;
   std::string make_config() const;
   std::vector<int32_t> end_tokens() const;
+  bool is_spm() const { return file_.text("tokenizer.ggml.model") == "llama"; }
   BpeVocabulary vocabulary() const;
+  SpmParts spm_parts() const;
+  std::vector<int> token_types() const;
+  void check_ends(const std::vector<int32_t>& ends, int64_t last_id) const;
   const Entry& entry(const std::string& name) const;
 
   GgufFile file_;
@@ -319,36 +326,82 @@ std::vector<float> GgufLlama::read_f32(const std::string& name) const {
 BpeVocabulary GgufLlama::vocabulary() const {
   const std::string model = file_.text("tokenizer.ggml.model").value_or("");
   FUT_CHECK(model == "gpt2", path_, ": tokenizer.ggml.model \"", printable(model),
-            "\" is not supported, expected \"gpt2\" (byte-level BPE)");
+            "\" is not supported, expected \"gpt2\" (byte-level BPE) or \"llama\" (SentencePiece BPE)");
   auto tokens = file_.texts("tokenizer.ggml.tokens");
   auto merges = file_.texts("tokenizer.ggml.merges");
   FUT_CHECK(tokens && merges, path_, ": no tokenizer.ggml.tokens or no tokenizer.ggml.merges");
   BpeVocabulary vocabulary;
   vocabulary.tokens = std::move(*tokens);
   vocabulary.merges = std::move(*merges);
-  for (const int64_t type : file_.integers("tokenizer.ggml.token_type").value_or(std::vector<int64_t>{})) {
-    FUT_CHECK(type >= 1 && type <= 6, path_, ": tokenizer.ggml.token_type holds ", type, ", expected 1 to 6");
-    vocabulary.token_types.push_back(static_cast<int>(type));
-  }
+  vocabulary.token_types = token_types();
   const auto last_id = static_cast<int64_t>(vocabulary.tokens.size()) - 1;
   vocabulary.pre = file_.text("tokenizer.ggml.pre").value_or("default");
   vocabulary.bos = static_cast<int32_t>(integer(kBosKey, -1, last_id, -1));
   vocabulary.eos = end_tokens();
-  for (const int32_t id : vocabulary.eos) {
-    FUT_CHECK(id <= last_id, path_, ": end token ", id, ", the vocabulary ends at ", last_id);
-  }
+  check_ends(vocabulary.eos, last_id);
   vocabulary.add_bos = file_.boolean("tokenizer.ggml.add_bos_token");
   return vocabulary;
 }
 
+std::vector<int> GgufLlama::token_types() const {
+  std::vector<int> types;
+  for (const int64_t type : file_.integers("tokenizer.ggml.token_type").value_or(std::vector<int64_t>{})) {
+    FUT_CHECK(type >= 1 && type <= 6, path_, ": tokenizer.ggml.token_type holds ", type, ", expected 1 to 6");
+    types.push_back(static_cast<int>(type));
+  }
+  return types;
+}
+
+void GgufLlama::check_ends(const std::vector<int32_t>& ends, int64_t last_id) const {
+  for (const int32_t id : ends) {
+    FUT_CHECK(id <= last_id, path_, ": end token ", id, ", the vocabulary ends at ", last_id);
+  }
+}
+
+SpmParts GgufLlama::spm_parts() const {
+  using Kind = SpmPiece::Kind;
+  const auto tokens = file_.texts("tokenizer.ggml.tokens");
+  const auto scores = file_.floats("tokenizer.ggml.scores");
+  const auto types = token_types();
+  FUT_CHECK(tokens && scores && !tokens->empty(), path_, ": no tokenizer.ggml.tokens or no tokenizer.ggml.scores");
+  FUT_CHECK(scores->size() == tokens->size() && (types.empty() || types.size() == tokens->size()), path_, ": ",
+            tokens->size(), " tokens but ", scores->size(), " scores and ", types.size(), " token types");
+  FUT_CHECK(!file_.boolean("tokenizer.ggml.remove_extra_whitespaces").value_or(false), path_,
+            ": tokenizer.ggml.remove_extra_whitespaces is not supported");
+  SpmParts parts;
+  parts.source = path_;
+  for (size_t id = 0; id < tokens->size(); ++id) {
+    constexpr Kind kKinds[] = {Kind::normal,       Kind::unknown, Kind::control,
+                               Kind::user_defined, Kind::absent,  Kind::byte};
+    const Kind kind = kKinds[types.empty() ? 0 : types[id] - 1];
+    FUT_CHECK(kind != Kind::byte || byte_of_piece((*tokens)[id]) >= 0, path_, ": token ", id, " is the byte \"",
+              printable((*tokens)[id]), "\", expected <0x00> to <0xFF>");
+    parts.pieces.push_back({(*tokens)[id], kind, (*scores)[id]});
+  }
+  const auto last_id = static_cast<int64_t>(tokens->size()) - 1;
+  parts.bos = static_cast<int32_t>(integer(kBosKey, -1, last_id, -1));
+  parts.unknown = static_cast<int32_t>(integer("tokenizer.ggml.unknown_token_id", -1, last_id, -1));
+  parts.eos = end_tokens();
+  check_ends(parts.eos, last_id);
+  parts.add_bos = file_.boolean("tokenizer.ggml.add_bos_token").value_or(parts.bos >= 0);
+  const bool prefix = file_.boolean("tokenizer.ggml.add_space_prefix").value_or(true);
+  parts.prefix = prefix ? PrefixSpace::each : PrefixSpace::never;
+  add_special_pieces(parts);
+  return parts;
+}
+
 std::map<std::string, std::string> GgufLlama::tokenizer_files() const {
-  const BpeVocabulary parts = vocabulary();
-  const auto spelling = [&](int32_t id) { return id < 0 ? nlohmann::json() : nlohmann::json(parts.tokens[id]); };
+  const auto tokens = file_.texts("tokenizer.ggml.tokens").value_or(std::vector<std::string>{});
+  const SpmParts spm = is_spm() ? spm_parts() : SpmParts();
+  const BpeVocabulary bpe = is_spm() ? BpeVocabulary() : vocabulary();
+  const std::vector<int32_t>& ends = is_spm() ? spm.eos : bpe.eos;
+  const auto spelling = [&](int32_t id) { return id < 0 ? nlohmann::json() : nlohmann::json(tokens[id]); };
   nlohmann::json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
-  config["bos_token"] = spelling(parts.bos);
-  config["eos_token"] = spelling(parts.eos.empty() ? -1 : parts.eos.front());
+  config["bos_token"] = spelling(is_spm() ? spm.bos : bpe.bos);
+  config["eos_token"] = spelling(ends.empty() ? -1 : ends.front());
   if (!chat_template().empty()) config["chat_template"] = chat_template();
-  return {{"tokenizer.json", tokenizer_json(parts, path_)}, {"tokenizer_config.json", config.dump(1) + "\n"}};
+  return {{"tokenizer.json", is_spm() ? tokenizer_json(spm) : tokenizer_json(bpe, path_)},
+          {"tokenizer_config.json", config.dump(1) + "\n"}};
 }
 
 }  // namespace

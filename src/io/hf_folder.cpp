@@ -280,14 +280,15 @@ std::vector<float> HfFolder::read_packed(const TensorInfo& tensor) const {
 }
 
 std::unique_ptr<Tokenizer> HfFolder::tokenizer() const {
-  FUT_CHECK(is_there(file("tokenizer.json")), file("tokenizer.json"), ": no such file; the folder has no tokenizer");
+  FUT_CHECK(is_there(file("tokenizer.json")) || is_there(file("tokenizer.model")), file("tokenizer.json"),
+            ": no such file, nor a tokenizer.model; the folder has no tokenizer");
   return Tokenizer::from_hf_folder(path_);
 }
 
 std::map<std::string, std::string> HfFolder::tokenizer_files() const {
   std::map<std::string, std::string> files;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"}) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+                           "chat_template.jinja"}) {
     if (is_there(file(name))) files.emplace(name, read_text(file(name)));
   }
   return files;

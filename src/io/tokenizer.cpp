@@ -7,11 +7,16 @@ namespace fut {
 std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
   std::string text;
   for (const int32_t id : ids) text += bytes(id);
+  if (leads_with_space() && text.starts_with(' ')) text.erase(0, 1);
   return text;
 }
 
 std::string StreamDecoder::add(int32_t id) {
   pending_ += tokenizer_.bytes(id);
+  if (drops_space_ && !pending_.empty()) {
+    if (pending_[0] == ' ') pending_.erase(0, 1);
+    drops_space_ = false;
+  }
   std::string text;
   pending_.erase(0, append_valid_utf8(text, pending_));
   return text;

@@ -56,8 +56,11 @@ class Tokenizer {
   /// Bytes of one token as they appear in the text; empty for control tokens and for ids that name no token.
   virtual std::string bytes(int32_t id) const = 0;
 
-  /// Bytes of a whole sequence. Not necessarily valid UTF-8: see StreamDecoder.
+  /// Bytes of a whole sequence from its beginning. Not necessarily valid UTF-8: see StreamDecoder.
   std::string decode(const std::vector<int32_t>& ids) const;
+
+  /// Whether encoding puts a space before the text, so that decoding a sequence from its beginning drops one.
+  virtual bool leads_with_space() const { return false; }
 
   virtual bool adds_bos() const = 0;
   virtual int32_t bos() const = 0;               ///< -1 if there is none
@@ -69,15 +72,18 @@ class Tokenizer {
 };
 
 /// Turns tokens into text as they come: never half a character, invalid bytes as U+FFFD (one for each maximal invalid
-/// subpart, as Unicode recommends), and the concatenated pieces equal the text of the whole sequence.
+/// subpart, as Unicode recommends), and the concatenated pieces equal the text of the whole sequence. Tokens that
+/// follow a prompt keep the space that their text begins with; `from_start` says that none went before.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  explicit StreamDecoder(const Tokenizer& tokenizer, bool from_start = false)
+      : tokenizer_(tokenizer), drops_space_(from_start && tokenizer.leads_with_space()) {}
   std::string add(int32_t id);  ///< text that is complete now
   std::string finish();         ///< what is left: U+FFFD for a dangling part of a character
 
  private:
   const Tokenizer& tokenizer_;
+  bool drops_space_;
   std::string pending_;
 };
 

@@ -1,7 +1,4 @@
-#include <algorithm>
 #include <array>
-#include <bit>
-#include <deque>
 #include <limits>
 #include <unordered_map>
 
@@ -14,141 +11,50 @@
 namespace fut {
 namespace {
 
-/// Finds added tokens in text.
-class AddedTokens {
- public:
-  explicit AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
-    std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
-    for (const AddedToken& token : tokens_) starts_[static_cast<unsigned char>(token.text[0])] = true;
+/// Texts by id, and the parts that all tokenizers share.
+VocabularyParts shared_parts(BpeParts& parts) {
+  VocabularyParts shared{parts.source,
+                         {},
+                         std::move(parts.added),
+                         parts.add_bos,
+                         parts.bos,
+                         std::move(parts.eos),
+                         std::move(parts.special_tokens)};
+  for (const BpeToken& token : parts.tokens) {
+    const bool has_text = token.kind == TokenKind::normal || token.kind == TokenKind::user_defined;
+    shared.texts.push_back(has_text ? token.text : "");
   }
-
-  struct Match {
-    const AddedToken* token = nullptr;
-    size_t at = 0;
-  };
-
-  /// The first place from `at` on where a token begins, and the longest token there. A control token must lie within
-  /// the first own(place) bytes.
-  template <class Own>
-  Match next(std::string_view text, size_t at, Own own) const {
-    if (tokens_.empty()) return {};
-    for (; at < text.size(); ++at) {
-      if (!starts_[static_cast<unsigned char>(text[at])]) continue;
-      if (const AddedToken* token = longest(text.substr(at), own(at))) return {token, at};
-    }
-    return {};
-  }
-
- private:
-  /// Narrows the sorted list byte by byte; a token that ends at a byte sorts before all that go on.
-  const AddedToken* longest(std::string_view text, size_t own_bytes) const {
-    const AddedToken* found = nullptr;
-    auto first = tokens_.begin(), last = tokens_.end();
-    for (size_t i = 0; first != last; ++i) {
-      if (first->text.size() == i) {
-        if (!first->control || i <= own_bytes) found = &*first;
-        ++first;
-      }
-      if (i == text.size()) break;
-      const auto byte_of = [i](const AddedToken& token) { return static_cast<unsigned char>(token.text[i]); };
-      const auto byte = static_cast<unsigned char>(text[i]);
-      first = std::partition_point(first, last, [&](const AddedToken& token) { return byte_of(token) < byte; });
-      last = std::partition_point(first, last, [&](const AddedToken& token) { return byte_of(token) == byte; });
-    }
-    return found;
-  }
-
-  std::vector<AddedToken> tokens_;
-  std::array<bool, 256> starts_{};
-};
-
-size_t longest_text(const std::vector<AddedToken>& added) {
-  size_t longest = 0;
-  for (const AddedToken& token : added) longest = std::max(longest, token.text.size());
-  return longest;
+  return shared;
 }
 
-std::array<AddedTokens, 2> by_pass(std::vector<AddedToken> added, const std::string& source) {
-  std::vector<AddedToken> passes[2];
-  std::unordered_map<std::string, int32_t> seen;
-  for (AddedToken& token : added) {
-    const auto [other, is_new] = seen.emplace(token.text, token.id);
-    FUT_CHECK(is_new, source, ": added token \"", printable(token.text), "\" is listed twice, as ", other->second,
-              " and ", token.id);
-    if (!token.text.empty()) passes[token.second_pass ? 1 : 0].push_back(std::move(token));
-  }
-  return {AddedTokens(std::move(passes[0])), AddedTokens(std::move(passes[1]))};
-}
-
-class BpeTokenizer final : public Tokenizer {
+class BpeTokenizer final : public VocabularyTokenizer {
  public:
   explicit BpeTokenizer(BpeParts parts)
-      : longest_added_(longest_text(parts.added)),
-        added_(by_pass(std::move(parts.added), parts.source)),
+      : VocabularyTokenizer(shared_parts(parts)),
         pre_(std::move(parts.pre)),
         merges_(parts.merges.size()),
         byte_level_(parts.byte_level),
         space_first_(parts.space_first),
-        ignore_merges_(parts.ignore_merges),
-        add_bos_(parts.add_bos),
-        bos_(parts.bos),
-        eos_(std::move(parts.eos)),
-        special_tokens_(std::move(parts.special_tokens)) {
-    const auto count = static_cast<int32_t>(parts.tokens.size());
-    FUT_CHECK(bos_ >= -1 && bos_ < count, parts.source, ": beginning-of-sequence id ", bos_, ", expected one of 0 to ",
-              count - 1);
-    FUT_CHECK(!add_bos_ || bos_ >= 0, parts.source, ": asks for a beginning-of-sequence token but names none");
-    for (const int32_t id : eos_) {
-      FUT_CHECK(id >= 0 && id < count, parts.source, ": end-of-sequence id ", id, ", expected one of 0 to ", count - 1);
-    }
-    take_texts(parts.tokens);
+        ignore_merges_(parts.ignore_merges) {
+    take_spellings(parts.tokens);
     take_merges(parts);
   }
 
-  std::vector<int32_t> encode(std::string_view text, bool add_bos, ControlTokens control) const override;
-  std::vector<int32_t> encode_marked(std::string_view text, std::string_view marks) const override;
-
-  std::string bytes(int32_t id) const override {
-    return id < 0 || id >= size() ? std::string() : std::string(text_of(static_cast<size_t>(id)));
-  }
-  bool adds_bos() const override { return add_bos_; }
-  int32_t bos() const override { return bos_; }
-  std::vector<int32_t> eos() const override { return eos_; }
-  int64_t size() const override { return static_cast<int64_t>(ends_.size()); }
-  const std::map<std::string, std::string>& special_tokens() const override { return special_tokens_; }
-
  private:
-  class Encoding;
-
-  std::string_view text_of(size_t id) const {
-    const size_t begin = id == 0 ? 0 : ends_[id - 1];
-    return std::string_view(texts_).substr(begin, ends_[id] - begin);
-  }
-
-  void take_texts(const std::vector<BpeToken>& tokens);
+  void cut(std::string_view text, Place place, Encoding& encoding) const override;
+  void append_piece(std::string_view piece, std::vector<int32_t>& ids) const override;
+  void take_spellings(const std::vector<BpeToken>& tokens);
   void take_merges(const BpeParts& parts);
-  void append_piece(std::string_view piece, std::vector<int32_t>& ids) const;
   std::vector<int32_t> symbols_of(std::string_view piece) const;
 
-  size_t longest_added_ = 0;
-  std::array<AddedTokens, 2> added_;
   PreTokenizer pre_;
   MergeTable merges_;
-  bool byte_level_, space_first_, ignore_merges_, add_bos_;
-  int32_t bos_;
-  std::vector<int32_t> eos_;
-  std::map<std::string, std::string> special_tokens_;
-  std::string texts_;                                    // of all tokens, one after the other
-  std::vector<size_t> ends_;                             // where each ends
+  bool byte_level_, space_first_, ignore_merges_;
   std::array<int32_t, 256> byte_ids_{};                  // the token of each single byte, or -1
   std::unordered_map<std::string_view, int32_t> words_;  // whole tokens, where pieces or characters are looked up
 };
 
-void BpeTokenizer::take_texts(const std::vector<BpeToken>& tokens) {
-  for (const BpeToken& token : tokens) {
-    if (token.kind == TokenKind::normal || token.kind == TokenKind::user_defined) texts_ += token.text;
-    ends_.push_back(texts_.size());
-  }
+void BpeTokenizer::take_spellings(const std::vector<BpeToken>& tokens) {
   byte_ids_.fill(-1);
   for (size_t id = 0; id < tokens.size(); ++id) {
     const std::string& spelling = tokens[id].spelling;
@@ -187,89 +93,9 @@ void BpeTokenizer::take_merges(const BpeParts& parts) {
   }
 }
 
-/// One call of encode(). Pieces repeat a lot, so the ids of one already seen are copied from where they were put first;
-/// a slot of the cache belongs to the latest piece, which bounds its size and the harm that chosen collisions can do.
-class BpeTokenizer::Encoding {
- public:
-  /// Control tokens are found outside the marked bytes of `text`, or nowhere.
-  Encoding(const BpeTokenizer& tokenizer, std::string_view text, std::string_view marks, ControlTokens control)
-      : tokenizer_(tokenizer),
-        text_(text),
-        marks_(marks),
-        control_(control),
-        seen_(std::bit_ceil(std::clamp<size_t>(text.size() / 8, 16, 1 << 15))) {}
-
-  void run() { cut_added(text_, 0); }
-
-  std::vector<int32_t> ids;
-
- private:
-  struct Seen {
-    std::string_view piece;
-    size_t begin, count;  // in ids
-  };
-
-  void cut_added(std::string_view text, size_t pass) {
-    if (pass == tokenizer_.added_.size()) return split(text);
-    const AddedTokens& added = tokenizer_.added_[pass];
-    const auto own = [&](size_t at) { return own_bytes(static_cast<size_t>(text.data() - text_.data()) + at); };
-    size_t done = 0;
-    for (auto match = added.next(text, 0, own); match.token; match = added.next(text, done, own)) {
-      const AddedToken* token = match.token;
-      size_t begin = match.at, end = begin + token->text.size();
-      if (token->takes_space_before) begin -= trailing_space(text.substr(done, begin - done));
-      if (token->takes_space_after) end += leading_space(text.substr(end));
-      cut_added(text.substr(done, begin - done), pass + 1);
-      ids.push_back(token->id);
-      done = end;
-    }
-    cut_added(text.substr(done), pass + 1);
-  }
-
-  /// How many bytes from `at` on are no data, as far as a token can reach.
-  size_t own_bytes(size_t at) const {
-    if (control_ == ControlTokens::as_text) return 0;
-    const std::string_view reach = marks_.substr(std::min(at, marks_.size()), tokenizer_.longest_added_);
-    const size_t data = reach.find_first_not_of('\0');
-    return data == std::string_view::npos ? text_.size() - at : data;
-  }
-
-  void split(std::string_view text) {
-    if (text.empty()) return;
-    if (tokenizer_.space_first_ && text[0] != ' ') text = spaced_.emplace_back(" " + std::string(text));
-    tokenizer_.pre_.split(text, [this](std::string_view piece) { take(piece); });
-  }
-
-  void take(std::string_view piece) {
-    Seen& seen = seen_[std::hash<std::string_view>()(piece) & (seen_.size() - 1)];
-    if (seen.piece == piece) {
-      for (size_t i = 0; i < seen.count; ++i) ids.push_back(ids[seen.begin + i]);
-      return;
-    }
-    const size_t begin = ids.size();
-    tokenizer_.append_piece(piece, ids);
-    seen = {piece, begin, ids.size() - begin};
-  }
-
-  const BpeTokenizer& tokenizer_;
-  std::string_view text_, marks_;
-  ControlTokens control_;
-  std::vector<Seen> seen_;
-  std::deque<std::string> spaced_;  // keeps what seen_ points into
-};
-
-std::vector<int32_t> BpeTokenizer::encode(std::string_view text, bool add_bos, ControlTokens control) const {
-  Encoding encoding(*this, text, {}, control);
-  if (add_bos && add_bos_) encoding.ids.push_back(bos_);
-  encoding.run();
-  return std::move(encoding.ids);
-}
-
-std::vector<int32_t> BpeTokenizer::encode_marked(std::string_view text, std::string_view marks) const {
-  FUT_CHECK(marks.empty() || marks.size() == text.size(), marks.size(), " marks for ", text.size(), " bytes of text");
-  Encoding encoding(*this, text, marks, ControlTokens::parsed);
-  encoding.run();
-  return std::move(encoding.ids);
+void BpeTokenizer::cut(std::string_view text, Place, Encoding& encoding) const {
+  if (space_first_ && text[0] != ' ') text = encoding.keep(" " + std::string(text));
+  pre_.split(text, [&](std::string_view piece) { encoding.take(piece); });
 }
 
 void BpeTokenizer::append_piece(std::string_view piece, std::vector<int32_t>& ids) const {

@@ -1,6 +1,7 @@
 // A vocabulary from GGUF as the tokenizer.json that Hugging Face's `tokenizers` and this project read.
 #include "io/bpe.h"
 #include "io/json.h"
+#include "io/spm.h"
 
 namespace fut {
 namespace {
@@ -32,15 +33,58 @@ Json pre_tokenizer(const TokenizerFamily& family) {
   return {{"type", "Sequence"}, {"pretokenizers", parts}};
 }
 
+/// Puts `bos` (its spelling) before the text, unless `id` is negative.
+Json bos_template(const std::string& bos, int32_t id) {
+  const Json special = {{"SpecialToken", {{"id", bos}, {"type_id", 0}}}};
+  const auto sequence = [](const char* name, int type) {
+    return Json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+  };
+  Json single = Json::array(), tokens = Json::object();
+  if (id >= 0) {
+    single.push_back(special);
+    tokens[bos] = {{"id", bos}, {"ids", {id}}, {"tokens", {bos}}};
+  }
+  single.push_back(sequence("A", 0));
+  Json pair = single;
+  pair.push_back(sequence("B", 1));
+  return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", tokens}};
+}
+
 Json post_processor(const BpeVocabulary& vocabulary, bool add_bos) {
   if (!add_bos || vocabulary.bos < 0) return byte_level(true);
-  const std::string& bos = vocabulary.tokens[vocabulary.bos];
-  const Json special = {{"SpecialToken", {{"id", bos}, {"type_id", 0}}}};
-  const auto sequence = [](const char* id, int type) { return Json{{"Sequence", {{"id", id}, {"type_id", type}}}}; };
-  return {{"type", "TemplateProcessing"},
-          {"single", Json::array({special, sequence("A", 0)})},
-          {"pair", Json::array({special, sequence("A", 0), sequence("B", 1)})},
-          {"special_tokens", {{bos, {{"id", bos}, {"ids", {vocabulary.bos}}, {"tokens", {bos}}}}}}};
+  return bos_template(vocabulary.tokens[vocabulary.bos], vocabulary.bos);
+}
+
+Json added_token(size_t id, const std::string& text, bool control) {
+  return {{"id", id},        {"content", text},     {"single_word", false}, {"lstrip", false},
+          {"rstrip", false}, {"normalized", false}, {"special", control}};
+}
+
+Json bpe_model(const Json& vocabulary, const Json& merges) {
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", nullptr},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", false},
+          {"byte_fallback", false},
+          {"ignore_merges", false},
+          {"vocab", vocabulary},
+          {"merges", merges}};
+}
+
+std::string file_text(const Json& added, const Json& normalizer, const Json& pre_tokenizer, const Json& post_processor,
+                      const Json& decoder, const Json& model) {
+  const Json json = {{"version", "1.0"},
+                     {"truncation", nullptr},
+                     {"padding", nullptr},
+                     {"added_tokens", added},
+                     {"normalizer", normalizer},
+                     {"pre_tokenizer", pre_tokenizer},
+                     {"post_processor", post_processor},
+                     {"decoder", decoder},
+                     {"model", model}};
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
@@ -51,35 +95,45 @@ std::string tokenizer_json(const BpeVocabulary& vocabulary, const std::string& s
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
     const int type = vocabulary.token_types.empty() ? 1 : vocabulary.token_types[id];
     vocab[vocabulary.tokens[id]] = id;
-    if (type < 2 || type > 4) continue;
-    added.push_back({{"id", id},
-                     {"content", vocabulary.tokens[id]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", type != 4}});
+    if (type >= 2 && type <= 4) added.push_back(added_token(id, vocabulary.tokens[id], type != 4));
   }
-  const Json model = {{"type", "BPE"},
-                      {"dropout", nullptr},
-                      {"unk_token", nullptr},
-                      {"continuing_subword_prefix", nullptr},
-                      {"end_of_word_suffix", nullptr},
-                      {"fuse_unk", false},
-                      {"byte_fallback", false},
-                      {"ignore_merges", vocabulary.ignore_merges.value_or(family.ignore_merges)},
-                      {"vocab", vocab},
-                      {"merges", vocabulary.merges}};
-  const Json json = {{"version", "1.0"},
-                     {"truncation", nullptr},
-                     {"padding", nullptr},
-                     {"added_tokens", added},
-                     {"normalizer", nullptr},
-                     {"pre_tokenizer", pre_tokenizer(family)},
-                     {"post_processor", post_processor(vocabulary, vocabulary.add_bos.value_or(family.add_bos))},
-                     {"decoder", byte_level(true)},
-                     {"model", model}};
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  Json model = bpe_model(vocab, vocabulary.merges);
+  model["ignore_merges"] = vocabulary.ignore_merges.value_or(family.ignore_merges);
+  return file_text(added, nullptr, pre_tokenizer(family),
+                   post_processor(vocabulary, vocabulary.add_bos.value_or(family.add_bos)), byte_level(true), model);
+}
+
+/// In the layout with a normalizer, which is the one that puts a space before every stretch of text. Of pieces with
+/// equal scores, which merge from the left, it can only say that one comes first.
+std::string tokenizer_json(const SpmParts& parts) {
+  Json added = Json::array(), vocab = Json::object();
+  for (size_t id = 0; id < parts.pieces.size(); ++id) {
+    if (parts.pieces[id].kind != SpmPiece::Kind::absent) vocab[parts.pieces[id].text] = id;
+  }
+  for (const AddedToken& token : parts.added)
+    added.push_back(added_token(static_cast<size_t>(token.id), token.text, token.control));
+  const std::string mark(kSpaceMark);
+  Json merges = Json::array();
+  for (const auto& [left, right] : merges_of_scores(parts.pieces, nullptr, parts.source)) {
+    if (vocab.contains(left) && vocab.contains(right)) merges.push_back({left, right});
+  }
+  Json model = bpe_model(vocab, merges);
+  if (parts.unknown >= 0) model["unk_token"] = parts.pieces[static_cast<size_t>(parts.unknown)].text;
+  model["fuse_unk"] = parts.fuse_unknown;
+  model["byte_fallback"] = parts.byte_fallback;
+  Json normalizers = Json::array();
+  if (parts.prefix != PrefixSpace::never) normalizers.push_back({{"type", "Prepend"}, {"prepend", mark}});
+  normalizers.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", mark}});
+  Json decoders = Json::array({{{"type", "Replace"}, {"pattern", {{"String", mark}}}, {"content", " "}},
+                               {{"type", "ByteFallback"}},
+                               {{"type", "Fuse"}}});
+  if (parts.prefix != PrefixSpace::never) {
+    decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  }
+  const int32_t bos = parts.add_bos ? parts.bos : -1;
+  return file_text(added, {{"type", "Sequence"}, {"normalizers", normalizers}}, nullptr,
+                   bos_template(bos < 0 ? "" : parts.pieces[static_cast<size_t>(bos)].text, bos),
+                   {{"type", "Sequence"}, {"decoders", decoders}}, model);
 }
 
 }  // namespace fut

@@ -1,10 +1,14 @@
-// Hugging Face's tokenizer.json: what is not known to give the same ids as there is refused by name.
+// Hugging Face's tokenizer.json: what is not known to give the same ids as there is refused by name. A folder with only
+// a tokenizer.model is read here too, because tokenizer_config.json adds to both.
+#include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "base/error.h"
 #include "io/bpe.h"
 #include "io/json.h"
 #include "io/mapped_file.h"
+#include "io/spm.h"
 #include "io/tokenizer.h"
 
 namespace fut {
@@ -91,9 +95,6 @@ void check_normalizer(const Node& node) {
 
 void check_model(const Node& model) {
   if (model.has("type") && type_of(model) != "BPE") refuse_type(model);
-  if (model.flag("byte_fallback", false)) {
-    model.refuse("\"byte_fallback\" (a SentencePiece vocabulary) is not supported, only byte-level BPE is");
-  }
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!model.has(key)) continue;
     const json& value = model.value().at(key);
@@ -265,17 +266,149 @@ void read_special_tokens(const Node& config, std::map<std::string, std::string>&
   }
 }
 
-BpeParts read_tokenizer(const Node& root) {
+// ---- SentencePiece vocabularies, in the two layouts that have been in use
+
+/// What tells a SentencePiece vocabulary from a byte-level one.
+struct SpmLayout {
+  PrefixSpace prefix = PrefixSpace::never;
+  bool drops_leading_space = false, words_apart = false;
+};
+
+void expect_text(const Node& node, const std::string& key, std::string_view expected) {
+  const std::string text = node.at(key).text();
+  if (text != expected) node.at(key).refuse("\"" + printable(text) + "\" is not supported");
+}
+
+/// Older layout: a normalizer puts U+2581 before the text and in place of each space.
+void read_spm_normalizer(const Node& node, SpmLayout& layout) {
+  const std::string type = type_of(node);
+  if (type == "Sequence") {
+    for (const Node& part : node.at("normalizers").items()) read_spm_normalizer(part, layout);
+  } else if (type == "Prepend") {
+    expect_text(node, "prepend", kSpaceMark);
+    layout.prefix = PrefixSpace::each;
+  } else if (type == "Replace") {
+    expect_text(node.at("pattern"), "String", " ");
+    expect_text(node, "content", kSpaceMark);
+  } else {
+    refuse_type(node);
+  }
+}
+
+/// Newer layout: the pre-tokenizer Metaspace does the same, but no space goes before one that is there.
+void read_metaspace(const Node& node, SpmLayout& layout) {
+  if (type_of(node) != "Metaspace") refuse_type(node);
+  expect_text(node, "replacement", kSpaceMark);
+  const std::string standard = node.flag("add_prefix_space", true) ? "always" : "never";
+  const std::string scheme = node.has("prepend_scheme") ? node.at("prepend_scheme").text() : standard;
+  if (scheme == "always") {
+    layout.prefix = PrefixSpace::each_unless;
+  } else if (scheme == "first") {
+    layout.prefix = PrefixSpace::first_unless;
+  } else if (scheme != "never") {
+    node.at("prepend_scheme").refuse("\"" + printable(scheme) + "\" is not supported");
+  }
+  layout.words_apart = node.flag("split", true);
+}
+
+void read_spm_decoder(const Node& node, SpmLayout& layout) {
+  const std::string type = type_of(node);
+  if (type == "Sequence") {
+    for (const Node& part : node.at("decoders").items()) read_spm_decoder(part, layout);
+  } else if (type == "Metaspace") {
+    layout.drops_leading_space = true;
+  } else if (type == "Replace") {
+    expect_text(node.at("pattern"), "String", kSpaceMark);
+    expect_text(node, "content", " ");
+  } else if (type == "Strip") {
+    expect_text(node, "content", " ");
+    if (node.at("start").value() != 1 || node.at("stop").value() != 0) node.refuse("expected one space at the start");
+    layout.drops_leading_space = true;
+  } else if (type != "ByteFallback" && type != "Fuse") {
+    refuse_type(node);
+  }
+}
+
+bool names_type(const json& component, std::string_view type) {
+  if (component.is_object() && component.value("type", json()) == type) return true;
+  for (const char* list : {"normalizers", "pretokenizers"}) {
+    if (!component.is_object() || !component.contains(list)) continue;
+    for (const json& part : component[list]) {
+      if (part.is_object() && part.value("type", json()) == type) return true;
+    }
+  }
+  return false;
+}
+
+std::optional<SpmLayout> spm_layout(const Node& root) {
+  const auto has = [&](const char* key, const char* type) {
+    return root.has(key) && names_type(root.at(key).value(), type);
+  };
+  const bool is_spm = root.at("model").flag("byte_fallback", false) || has("normalizer", "Prepend") ||
+                      has("normalizer", "Replace") || has("pre_tokenizer", "Metaspace");
+  if (!is_spm) return std::nullopt;
+  SpmLayout layout;
+  if (root.has("normalizer")) read_spm_normalizer(root.at("normalizer"), layout);
+  if (root.has("pre_tokenizer")) {
+    const Node pre = root.at("pre_tokenizer");
+    if (layout.prefix != PrefixSpace::never)
+      pre.refuse("a pre-tokenizer beside the normalizer \"Prepend\" is not supported");
+    read_metaspace(pre, layout);
+  }
+  if (root.has("decoder")) read_spm_decoder(root.at("decoder"), layout);
+  return layout;
+}
+
+SpmParts spm_parts(const Node& model, const SpmLayout& layout, BpeParts parts) {
+  SpmParts spm;
+  spm.source = parts.source;
+  spm.byte_fallback = model.flag("byte_fallback", false);
+  spm.fuse_unknown = model.flag("fuse_unk", false);
+  refuse_flag(model, "ignore_merges");
+  for (BpeToken& token : parts.tokens) {
+    constexpr SpmPiece::Kind kKinds[] = {SpmPiece::Kind::absent, SpmPiece::Kind::normal, SpmPiece::Kind::control,
+                                         SpmPiece::Kind::user_defined};
+    SpmPiece piece{token.spelling.empty() ? token.text : token.spelling, kKinds[static_cast<int>(token.kind)]};
+    if (spm.byte_fallback && token.kind == TokenKind::normal && byte_of_piece(piece.text) >= 0) {
+      piece.kind = SpmPiece::Kind::byte;
+    }
+    spm.pieces.push_back(std::move(piece));
+  }
+  if (model.has("unk_token")) {
+    const std::string unknown = model.at("unk_token").text();
+    const auto found = std::find_if(spm.pieces.begin(), spm.pieces.end(), [&](const SpmPiece& piece) {
+      return piece.kind != SpmPiece::Kind::absent && piece.text == unknown;
+    });
+    if (found == spm.pieces.end())
+      model.at("unk_token").refuse("\"" + printable(unknown) + "\" is not in the vocabulary");
+    spm.unknown = static_cast<int32_t>(found - spm.pieces.begin());
+  }
+  spm.merges_by_score = false;
+  spm.merges = std::move(parts.merges);
+  spm.added = std::move(parts.added);
+  spm.prefix = layout.prefix;
+  spm.drops_leading_space = layout.drops_leading_space;
+  spm.words_apart = layout.words_apart;
+  spm.add_bos = parts.add_bos;
+  spm.bos = parts.bos;
+  spm.eos = std::move(parts.eos);
+  spm.special_tokens = std::move(parts.special_tokens);
+  return spm;
+}
+
+BpeParts read_tokenizer(const Node& root, bool is_spm) {
   BpeParts parts;
   parts.source = root.place();
   parts.byte_level = false;
   const Node model = root.at("model");
   check_model(model);
-  if (root.has("normalizer")) check_normalizer(root.at("normalizer"));
-  std::vector<Split> rules;
-  if (root.has("pre_tokenizer")) read_pre_tokenizer(root.at("pre_tokenizer"), parts, rules);
-  parts.pre = PreTokenizer(rules);
-  if (root.has("decoder") && type_of(root.at("decoder")) != "ByteLevel") refuse_type(root.at("decoder"));
+  if (!is_spm) {
+    if (root.has("normalizer")) check_normalizer(root.at("normalizer"));
+    std::vector<Split> rules;
+    if (root.has("pre_tokenizer")) read_pre_tokenizer(root.at("pre_tokenizer"), parts, rules);
+    parts.pre = PreTokenizer(rules);
+    if (root.has("decoder") && type_of(root.at("decoder")) != "ByteLevel") refuse_type(root.at("decoder"));
+  }
   parts.ignore_merges = model.flag("ignore_merges", false);
 
   const Node vocabulary = model.at("vocab");
@@ -283,25 +416,68 @@ BpeParts read_tokenizer(const Node& root) {
   const size_t named = vocabulary.value().size() + (has_added ? root.at("added_tokens").value().size() : 0);
   const int bytes_named = read_vocabulary(vocabulary, named, parts);
   if (has_added) read_added_tokens(root.at("added_tokens"), vocabulary.value(), named, parts);
-  if (bytes_named < 256 && model.has("unk_token") && !model.at("unk_token").text().empty()) {
+  if (!is_spm && bytes_named < 256 && model.has("unk_token") && !model.at("unk_token").text().empty()) {
     model.refuse("\"unk_token\" is supported only where every byte has a token and it is never used");
   }
   read_merges(model.at("merges"), parts);
   return parts;
 }
 
+/// Tokens that tokenizer_config.json has beyond those of tokenizer.model.
+void add_config_tokens(const Node& config, SpmParts& parts) {
+  if (!config.has("added_tokens_decoder")) return;
+  const Node list = config.at("added_tokens_decoder");
+  if (!list.value().is_object()) list.refuse("expected an object, found " + list.found());
+  for (const auto& [key, value] : list.value().items()) {
+    const Node node(value, list.place() + "." + printable(key));
+    const std::string text = node.at("content").text();
+    const json number = json::parse(key, nullptr, false);
+    const auto id = static_cast<size_t>(Node(number, node.place()).id());
+    const bool is_new = id >= parts.pieces.size() || parts.pieces[id].kind == SpmPiece::Kind::absent;
+    if (!is_new && parts.pieces[id].text != text) {
+      node.refuse("\"" + printable(text) + "\", in the vocabulary it is \"" + printable(parts.pieces[id].text) + "\"");
+    }
+    if (!is_new || text.empty()) continue;
+    if (id > 16 * parts.pieces.size() + 65536) node.refuse("token id " + key + " is far beyond the vocabulary");
+    if (id >= parts.pieces.size()) parts.pieces.resize(id + 1);
+    const bool control = node.flag("special", false);
+    parts.pieces[id] = {text, control ? SpmPiece::Kind::control : SpmPiece::Kind::user_defined};
+    parts.added.push_back({text, static_cast<int32_t>(id), control, node.flag("lstrip", false),
+                           node.flag("rstrip", false), node.flag("normalized", !control)});
+  }
+}
+
+/// A tokenizer.model with what tokenizer_config.json says of it. "legacy": false means, as in transformers, that only
+/// the beginning of the text gets a space and not what follows a special token.
+std::unique_ptr<Tokenizer> from_sentencepiece(const std::string& path, const Node& config) {
+  SpmParts parts = read_sentencepiece_model(path);
+  parts.add_bos = config.flag("add_bos_token", parts.bos >= 0);
+  if (!config.flag("legacy", true) && parts.prefix == PrefixSpace::each) parts.prefix = PrefixSpace::first;
+  add_config_tokens(config, parts);
+  std::map<std::string, std::string> named;
+  read_special_tokens(config, named);
+  named.merge(parts.special_tokens);
+  parts.special_tokens = std::move(named);
+  return make_spm_tokenizer(std::move(parts));
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> Tokenizer::from_hf_folder(const std::string& folder) {
   const std::string path = folder + "/tokenizer.json", config_path = folder + "/tokenizer_config.json";
+  const bool has_config = std::filesystem::exists(config_path);
+  const json config_file = has_config ? parse_json_file(config_path) : json::object();
+  const Node config(config_file, config_path);
+  if (!std::filesystem::exists(path) && std::filesystem::exists(folder + "/tokenizer.model")) {
+    return from_sentencepiece(folder + "/tokenizer.model", config);
+  }
   const json file = parse_json_file(path);
   const Node root(file, path);
-  BpeParts parts = read_tokenizer(root);
+  const auto layout = spm_layout(root);
+  BpeParts parts = read_tokenizer(root, layout.has_value());
   const bool decided = root.has("post_processor") && read_post_processor(root.at("post_processor"), parts);
 
-  if (std::filesystem::exists(config_path)) {
-    const json config_file = parse_json_file(config_path);
-    const Node config(config_file, config_path);
+  if (has_config) {
     read_special_tokens(config, parts.special_tokens);
     if (parts.bos < 0) parts.bos = named_token(config, "bos_token", parts);
     const bool asks_for_bos = config.flag("add_bos_token", false);
@@ -311,6 +487,7 @@ std::unique_ptr<Tokenizer> Tokenizer::from_hf_folder(const std::string& folder) 
   if (parts.bos >= 0 && static_cast<size_t>(parts.bos) < parts.tokens.size()) {
     parts.special_tokens.emplace("bos_token", parts.tokens[static_cast<size_t>(parts.bos)].text);
   }
+  if (layout) return make_spm_tokenizer(spm_parts(root.at("model"), *layout, std::move(parts)));
   return make_bpe_tokenizer(std::move(parts));
 }
 
