@@ -90,13 +90,15 @@ void EngineImpl::make_pool() {
   int64_t tokens = options_.kv_tokens;
   if (tokens == 0)
     tokens = std::min(options_.max_batch * (info_.context + kKvPageTokens), (free / 2 - slots_bytes) / per_token);
-  const double needed = static_cast<double>(tokens) * static_cast<double>(per_token) + static_cast<double>(slots_bytes);
   FUT_CHECK(options_.kv_tokens == 0 || tokens >= kKvPageTokens, "the KV cache holds whole pages: --kv-tokens ", tokens,
             " is less than one of ", kKvPageTokens);
+  const int64_t least = std::max<int64_t>(tokens, kKvPageTokens);
+  const double needed = static_cast<double>(least) * static_cast<double>(per_token) + static_cast<double>(slots_bytes);
   FUT_CHECK(tokens >= kKvPageTokens && needed <= static_cast<double>(free), "the KV cache needs ",
-            static_cast<int64_t>(needed / 1048576), " MiB for ", std::max<int64_t>(tokens, 0), " tokens and ",
-            options_.max_batch, " sequences, ", free >> 20,
-            " MiB are free: lower --kv-tokens, --max-batch or --max-context, or choose a smaller --kv format");
+            static_cast<int64_t>(needed / 1048576), " MiB for ", least, " tokens and ", options_.max_batch,
+            " sequences, ", free >> 20, " MiB are free on ", backend_->name(),
+            options_.kv_tokens == 0 ? " and half of them are the cache's at most" : "",
+            ": lower --kv-tokens, --max-batch or --max-context, or choose a smaller --kv format");
   pool_ = std::make_unique<KvPool>(*backend_, c, kv_dtype_, tokens, options_.max_batch);
 }
 

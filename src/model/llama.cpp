@@ -171,8 +171,11 @@ void LlamaModel::logits(std::span<const int64_t> rows, float* out) {
   LmHeadArgs args;
   args.residual = last_;
   args.head = weights_.head.weight;
-  args.row = rows.data();
   args.rows = static_cast<int64_t>(rows.size());
+  // In a decode step these are all rows in order, which a backend knows without being told.
+  bool in_order = true;
+  for (int64_t i = 0; i < args.rows; ++i) in_order = in_order && rows[i] == i;
+  if (!in_order) args.row = rows.data();
   Buffer logits(backend_, rows.size() * config_.vocabulary * sizeof(float));
   args.logits = logits.as<float>();
   backend_.lm_head(args);

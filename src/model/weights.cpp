@@ -28,12 +28,28 @@ void check_shape(const Checkpoint& checkpoint, const std::string& name, const st
 /// w (N, K) *= gain (K): the norm's gain moves into the weight that reads the normalised row.
 void fold_gain(std::vector<float>& w, const std::vector<float>& gain) {
   const int64_t cols = static_cast<int64_t>(gain.size()), rows = static_cast<int64_t>(w.size()) / cols;
-  for (int64_t n = 0; n < rows; ++n) {
-    for (int64_t k = 0; k < cols; ++k) w[n * cols + k] *= gain[k];
-  }
+  parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      for (int64_t k = 0; k < cols; ++k) w[n * cols + k] *= gain[k];
+    }
+  });
 }
 
-void append(std::vector<float>& to, const std::vector<float>& from) { to.insert(to.end(), from.begin(), from.end()); }
+/// Tensors with their rows behind one another.
+std::vector<float> read_stacked(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
+  size_t size = 0;
+  for (const std::string& name : names) {
+    const std::vector<int64_t>& shape = checkpoint.find(name)->shape;
+    size += static_cast<size_t>(shape[0] * shape[1]);
+  }
+  std::vector<float> rows;
+  rows.reserve(size);  // growing would copy, and hold, what is there twice
+  for (const std::string& name : names) {
+    const std::vector<float> part = checkpoint.read_f32(name);
+    rows.insert(rows.end(), part.begin(), part.end());
+  }
+  return rows;
+}
 
 /// Names of the tensors whose rows are stacked into one GEMM weight.
 std::vector<std::string> qkv_names(int64_t l) {
@@ -233,8 +249,8 @@ void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
 
 LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int64_t l, OfflineRotation rotation) {
   LayerTensors out;
-  for (const std::string& name : qkv_names(l)) append(out.qkv, checkpoint.read_f32(name));
-  for (const std::string& name : gate_up_names(l)) append(out.gate_up, checkpoint.read_f32(name));
+  out.qkv = read_stacked(checkpoint, qkv_names(l));
+  out.gate_up = read_stacked(checkpoint, gate_up_names(l));
   out.o = checkpoint.read_f32(layer_name(l, "self_attn.o_proj"));
   out.down = checkpoint.read_f32(layer_name(l, "mlp.down_proj"));
   fold_gain(out.qkv, checkpoint.read_f32(layer_name(l, "input_layernorm")));
