@@ -39,7 +39,7 @@ const std::map<std::string, Shape> kShapes = {{"llama-3.1-8b", {4096, 14336, 32,
 
 struct Options {
   std::string shape, csv, commit = "unknown";
-  int64_t batch = 1, context = 2048, layers = 0, past = -1, ragged = 0, slots = 0, window = 0, ahead = 0;
+  int64_t batch = 1, context = 2048, layers = 0, past = -1, ragged = 0, slots = 0, window = 0;
   bool check = false, graph = false, trace = false;
   Dtype weights = Dtype::int4, kv = Dtype::int4;
 };
@@ -361,7 +361,6 @@ class Bench {
     a.tag_base = device(std::vector<uint32_t>{0});
     a.fault = device(std::vector<cuda::StepFault>(1));
     if (o_.slots) a.stages = std::min(a.stages, static_cast<int>(o_.slots));
-    a.ahead = static_cast<int>(o_.ahead);
     if (o_.window) a.window = static_cast<int>(o_.window);
   }
 
@@ -482,8 +481,6 @@ Options parse(int count, char** words) {
       o.ragged = std::stoll(value);
     else if (flag == "--slots")
       o.slots = std::stoll(value);
-    else if (flag == "--ahead")
-      o.ahead = std::stoll(value);
     else if (flag == "--window")
       o.window = std::stoll(value);
     else if (flag == "--check")

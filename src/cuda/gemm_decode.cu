@@ -1,12 +1,16 @@
 // Picks the kernel for a weight (gemm_decode.cuh).
-#include "cuda/gemm_decode.cuh"
+#include "cuda/gemm_wide.cuh"
 
 namespace fut::cuda {
 
 extern template void launch_gemm_for<Int4Tile<1>>(const char*, const GemmArgs&, cudaStream_t);
+extern template void launch_wide_for<Int4Tile<1>>(const char*, const GemmArgs&, cudaStream_t);
 extern template void launch_gemm_for<Int4Tile<2>>(const char*, const GemmArgs&, cudaStream_t);
+extern template void launch_wide_for<Int4Tile<2>>(const char*, const GemmArgs&, cudaStream_t);
 extern template void launch_gemm_for<E4m3Tile>(const char*, const GemmArgs&, cudaStream_t);
+extern template void launch_wide_for<E4m3Tile>(const char*, const GemmArgs&, cudaStream_t);
 extern template void launch_gemm_for<Bf16Tile>(const char*, const GemmArgs&, cudaStream_t);
+extern template void launch_wide_for<Bf16Tile>(const char*, const GemmArgs&, cudaStream_t);
 
 bool gemm_normalises(const Weight& weight, int batch) { return batch <= 8 && batch * weight.cols * 2 <= kStagedBytes; }
 
@@ -29,12 +33,17 @@ void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream
   args.weight_scale = weight.scale;
   args.rows = static_cast<int>(weight.rows);
   args.cols = static_cast<int>(weight.cols);
+  const auto launch_for = [&]<class Tile>(Tile) {
+    if (args.batch <= 8) return launch_gemm_for<Tile>(op, args, stream);
+    FUT_CHECK(!args.normalise, op, ": ", args.batch, " rows must be normalised before");
+    launch_wide_for<Tile>(op, args, stream);
+  };
   switch (weight.dtype) {
     case Dtype::int4:
-      if (weight.group == 32) return launch_gemm_for<Int4Tile<2>>(op, args, stream);
-      return launch_gemm_for<Int4Tile<1>>(op, args, stream);
-    case Dtype::e4m3: return launch_gemm_for<E4m3Tile>(op, args, stream);
-    case Dtype::bf16: return launch_gemm_for<Bf16Tile>(op, args, stream);
+      if (weight.group == 32) return launch_for(Int4Tile<2>{});
+      return launch_for(Int4Tile<1>{});
+    case Dtype::e4m3: return launch_for(E4m3Tile{});
+    case Dtype::bf16: return launch_for(Bf16Tile{});
     default: weight_tile_bytes(weight.dtype, weight.group);
   }
 }

@@ -1,18 +1,18 @@
 // MATH       y[b, n] = f(b, n) sum_k a[b, k] w[n, k], then Finish: store, add to the residual, or SwiGLU of a row pair.
-// SHAPES     B = 1..16, K a multiple of 64, any N. Weights INT4 (G = 32, 64, 128), E4M3, BF16. Refused: f32 weights.
-// LAYOUT     W is a row of tiles of 16 rows x 64 k per 16 rows: int4_fragment.h, weight_tile.cuh. The weight is operand
-// A
-//            of m16n8k16, the batch is n: NB = ceil(B / 8) column tiles.
-// SCHEDULE   One block an SM, 16 consumer warps, a producer warp, three finishing warps. A block takes R row tiles at a
-// time (SwiGLU: a gate
-//            tile and its up tile) over all of K; consumer w takes k-tiles w, w + 16, .. of a chunk. The producer
-//            streams chunks through a ring of shared memory by bulk copies, at most `window` of them in flight: more
-//            would only queue ahead of the hand-over's own traffic. It starts before the previous kernel has ended,
-//            since weights depend on nothing; everything else waits (griddepcontrol.wait).
+// SHAPES     B = 1..8, K a multiple of 64, any N. Weights INT4 (G = 32, 64, 128), E4M3, BF16. Refused: f32 weights.
+// LAYOUT     W is a row of tiles of 16 rows x 64 k per 16 rows: int4_fragment.h, weight_tile.cuh. The weight is operand A
+//            of m16n8k16, the batch is n.
+// SCHEDULE   One block an SM, 16 consumer warps, a producer warp, three finishing warps. A block has a run of row tiles and
+//            takes two at a time (SwiGLU: a gate tile and its up tile) over all of K; consumer w works on row w / 8 of the
+//            two and on class w % 8 of the k-tiles. The producer streams chunks through a ring of shared memory by bulk
+//            copies, at most `window` of them in flight: more would only queue ahead of the hand-over's own traffic. It
+//            starts before the previous kernel has ended, since weights depend on nothing; everything else waits
+//            (griddepcontrol.wait).
 //              staged  B K fits: the activations are read once, normalised, and kept as B fragments in shared memory.
 //              ring    otherwise: rows of f16 or bf16 activations ride in the ring beside the weights they meet.
+//            Larger batches: gemm_wide.cuh.
 // NUMERICS   Operands are rounded once (f16; bf16 for BF16 weights); accumulators FP32; INT4 scales multiply the
-//            accumulator of a group. k-tiles are dealt to 16 classes, which a balanced tree adds up
+//            accumulator of a group. k-tiles are dealt to 8 classes, which a balanced tree adds up
 //            (weight_tile.cuh): a result depends on K and the format alone, never on the batch's other rows or on
 //            timing.
 // ROOFLINE   Weight bytes over the read rate (H200: 4.57 TB/s); docs/PERF.md has what each shape reaches.
@@ -32,17 +32,48 @@ inline constexpr int kConsumers = kConsumerWarps * 32;
 inline constexpr int kBlockThreads = kConsumers + (kFinishWarps + 1) * 32;
 inline constexpr int kMaxStages = 12;
 
+/// The row tiles (SwiGLU: pairs of a gate tile and its up tile) of a block: a run, as long as any other's but for one.
+struct GemmRun {
+  int first, end, units;
+  __device__ GemmRun(const GemmArgs& args) {
+    const int tiles = (args.rows + 15) / 16, block = blockIdx.x, blocks = gridDim.x;
+    units = args.finish == Finish::swiglu ? tiles / 2 : tiles;
+    const int each = units / blocks, extra = units % blocks;
+    first = block * each + min(block, extra);
+    end = first + each + (block < extra);
+  }
+};
+
+/// What turns an accumulator into y.
+template <class Tile>
+__device__ inline float finish_sum(const GemmArgs& args, float sum, int row_in_tile, int n, int row) {
+  sum *= Tile::row_unit(row_in_tile) * args.a_scale;
+  if (args.weight_scale) sum *= args.weight_scale[row];
+  return args.row_factor ? sum * args.row_factor[n] : sum;
+}
+
+/// SwiGLU of one row of h.
+__device__ inline void store_swiglu(const GemmArgs& args, float gate, float up, int n, int row) {
+  const float h = gate / (1.0f + expf(-gate)) * up;
+  const int64_t at = int64_t{n} * (args.rows / 2) + row;
+  if (args.out_type == Dtype::bf16) {
+    static_cast<Bf16*>(args.out)[at] = to_bf16(h);
+    return;
+}
+  const float scaled = h / args.out_scale;
+  static_cast<Half*>(args.out)[at] = to_half_saturated(scaled);
+  if (args.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args.saturated, 1ull);
+}
+
 /// Everything about one kernel that the compiler must know.
-template <class Tile_, int kColumnTiles_, int kRowTiles_, bool kStaged_>
+template <class Tile_, bool kStaged_>
 struct GemmShape {
   using Tile = Tile_;
-  static constexpr int NB = kColumnTiles_, R = kRowTiles_;
   static constexpr bool kStaged = kStaged_;
-  static constexpr int kTilesPerWarp = kStaged && Tile::kTilesPerWarp > R ? Tile::kTilesPerWarp / R : 1;
-  static constexpr int kChunk = kTilesPerWarp * kConsumerWarps;  ///< k-tiles of a chunk
+  static constexpr int kChunk = Tile::kChunkTiles / 2, kTilesPerWarp = kChunk / kClasses;  ///< k-tiles
   static constexpr int kRowPitch = kChunk * 128 + 16;  ///< bytes; 16 more, so that eight rows meet no bank twice
-  static constexpr int kWeightBytes = R * kChunk * Tile::kBytes;
-  static constexpr int kReduceFloats = kConsumerWarps * R * NB * 128;
+  static constexpr int kWeightBytes = 2 * kChunk * Tile::kBytes;
+  static constexpr int kReduceFloats = kConsumerWarps * 128;
 
   FUT_HD static int stage_bytes(int batch) { return kWeightBytes + (kStaged ? 0 : batch * kRowPitch); }
   FUT_HD static int staged_bytes(int batch, int cols) {
@@ -54,14 +85,14 @@ template <class Shape>
 class GemmBlock {
  public:
   using Tile = typename Shape::Tile;
-  static constexpr int NB = Shape::NB, R = Shape::R, kChunk = Shape::kChunk;
+  static constexpr int kChunk = Shape::kChunk;
 
   __device__ GemmBlock(const GemmArgs& args, uint8_t* memory, uint64_t* full, uint64_t* empty, uint64_t* summed)
       : args_(args),
-        row_tiles_((args.rows + 15) / 16),
+        run_(args),
+        pairs_(args.finish == Finish::swiglu),
         col_tiles_(args.cols / 64),
         chunks_((col_tiles_ + kChunk - 1) / kChunk),
-        groups_(args.finish == Finish::swiglu ? row_tiles_ / 2 : (row_tiles_ + R - 1) / R),
         stage_bytes_(Shape::stage_bytes(args.batch)),
         ring_(shared_address(memory)),
         full_(shared_address(full)),
@@ -82,12 +113,10 @@ class GemmBlock {
     barrier_init_fence();
   }
 
-  /// The producer warp: every chunk of every row group, in the order of consumption.
+  /// The producer warp: every chunk of every two row tiles, in the order of consumption.
   __device__ void produce() {
     const int lane = threadIdx.x & 31;
-    const int mine =
-        (groups_ - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-    const int total = mine * chunks_, ahead = min(min(args_.stages, args_.window), total);
+    const int total = (run_.end - run_.first + stride() - 1) / stride() * chunks_, ahead = min(min(args_.stages, args_.window), total);
     if constexpr (Shape::kStaged) {
       if (lane == 0) {
         for (int i = 0; i < total; ++i) send_weights(i, ahead);
@@ -113,14 +142,12 @@ class GemmBlock {
     if constexpr (Shape::kStaged) stage_activations();
     int slot = 0, turn = 0;
     uint32_t parity = 0;
-    for (int group = blockIdx.x; group < groups_; group += gridDim.x, ++turn) {
-      float acc[R][NB][4] = {};
+    for (int at = run_.first; at < run_.end; at += stride(), ++turn) {
+      float acc[4] = {};
       for (int chunk = 0; chunk < chunks_; ++chunk) {
         barrier_wait(full_ + 8 * slot, parity);
         multiply_chunk(acc, ring_ + slot * stage_bytes_, chunk, warp, lane);
-        for (int r = 0; r < R; ++r) {
-          for (int nb = 0; nb < NB; ++nb) settle(acc[r][nb]);
-        }
+        settle(acc);
         __syncwarp();
         if (lane == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the producer overwriting tiles still being read
         if (++slot == args_.stages) {
@@ -132,25 +159,25 @@ class GemmBlock {
     }
   }
 
-  /// The finishing warps: add the consumers' sums of a row group, in the order of the warps, and apply the epilogue,
+  /// The finishing warps: add the consumers' sums and apply the epilogue,
   /// while the consumers go on.
   __device__ void finish() {
     const int thread = threadIdx.x - kConsumers - 32;
     wait_for_previous_kernel();
     int turn = 0;
-    for (int group = blockIdx.x; group < groups_; group += gridDim.x, ++turn) {
+    for (int at = run_.first; at < run_.end; at += stride(), ++turn) {
       const int buffer = turn % args_.sums;
       barrier_wait(summed_ + 16 * buffer, turn / args_.sums & 1);
-      finish_group(reduce_ + buffer * Shape::kReduceFloats, group, thread);
+      finish_rows(reduce_ + buffer * Shape::kReduceFloats, at, thread);
       __syncwarp();
       if ((thread & 31) == 0) barrier_arrive(summed_ + 16 * buffer + 8);  // closes: sums overwritten while read
     }
   }
 
  private:
-  __device__ int row_tile(int group, int r) const {
-    return args_.finish == Finish::swiglu ? group + r * (row_tiles_ / 2) : group * R + r;
-  }
+  __device__ int stride() const { return pairs_ ? 1 : 2; }
+  __device__ int row_tile(int at, int r) const { return pairs_ ? at + r * run_.units : at + r; }
+  __device__ bool real(int at, int r) const { return pairs_ || at + r < run_.end; }
 
   __device__ void send_weights(int i, int window) {
     const int slot = i % args_.stages, round = i / args_.stages;
@@ -159,14 +186,12 @@ class GemmBlock {
       const int oldest = i - window;
       barrier_wait(full_ + 8 * (oldest % args_.stages), (oldest / args_.stages) & 1);
     }
-    const int group = blockIdx.x + i / chunks_ * gridDim.x, chunk = i % chunks_;
-    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
-    int real = 0;
-    for (int r = 0; r < R; ++r) real += row_tile(group, r) < row_tiles_;
+    const int at = run_.first + i / chunks_ * stride(), chunk = i % chunks_;
+    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk), rows = real(at, 1) ? 2 : 1;
     const uint32_t bytes = tiles * Tile::kBytes, row_bytes = Shape::kStaged ? 0 : args_.batch * tiles * 128;
-    barrier_expect(full_ + 8 * slot, real * bytes + row_bytes);
-    for (int r = 0; r < real; ++r) {
-      const int64_t tile = int64_t{row_tile(group, r)} * col_tiles_ + chunk * kChunk;
+    barrier_expect(full_ + 8 * slot, rows * bytes + row_bytes);
+    for (int r = 0; r < rows; ++r) {
+      const int64_t tile = int64_t{row_tile(at, r)} * col_tiles_ + chunk * kChunk;
       bulk_copy(ring_ + slot * stage_bytes_ + r * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes, bytes,
                 full_ + 8 * slot);
     }
@@ -218,8 +243,8 @@ class GemmBlock {
     if constexpr (Tile::kGroups > 0) make_starts();
   }
 
-  /// Start values of the k-tiles that this warp will multiply, by the very products that the ring's kernels use: a
-  /// sequence gives the same bits in any batch.
+  /// Start values of all k-tiles, by the very products that the ring's kernels use: a sequence gives the same bits in any
+  /// batch.
   __device__ void make_starts() {
     const int lane = threadIdx.x & 31, n = min(lane >> 2, args_.batch - 1), t = lane & 3;
     float2* starts = reinterpret_cast<float2*>(fragments_ + args_.batch * args_.cols * 2);
@@ -234,7 +259,7 @@ class GemmBlock {
         if (lane < 4) starts[(j * Tile::kGroups + i) * 4 + t] = start.sum[i];
       }
     }
-    __syncwarp();  // closes: starts read by other lanes before they are written
+    named_barrier(1, kConsumers);  // closes: starts read by other warps before they are written
   }
 
   __device__ void load_fragments(uint32_t (&b)[8], int j, int n, int t) const {
@@ -260,100 +285,74 @@ class GemmBlock {
     }
   }
 
-  __device__ void multiply_chunk(float (&acc)[R][NB][4], uint32_t stage, int chunk, int warp, int lane) {
-    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
-    constexpr int T = Shape::kTilesPerWarp;
+  __device__ void multiply_chunk(float (&acc)[4], uint32_t stage, int chunk, int warp, int lane) {
+    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk), first = warp % kClasses;
+    const uint32_t row = stage + warp / kClasses * kChunk * Tile::kBytes;
     if (tiles == kChunk) {
 #pragma unroll
-      for (int i = 0; i < T; ++i) multiply_tile(acc, stage, chunk, warp + i * kConsumerWarps, lane);
+      for (int i = 0; i < Shape::kTilesPerWarp; ++i) multiply_tile(acc, stage, row, chunk, first + i * kClasses, lane);
     } else {
-      for (int i = warp; i < tiles; i += kConsumerWarps) multiply_tile(acc, stage, chunk, i, lane);
+      for (int i = first; i < tiles; i += kClasses) multiply_tile(acc, stage, row, chunk, i, lane);
     }
   }
 
-  __device__ void multiply_tile(float (&acc)[R][NB][4], uint32_t stage, int chunk, int tile, int lane) {
-    const int g = lane >> 2, t = lane & 3;
-    typename Tile::Words words[R];
+  __device__ void multiply_tile(float (&acc)[4], uint32_t stage, uint32_t row, int chunk, int tile, int lane) {
+    const int t = lane & 3, n = min(lane >> 2, args_.batch - 1);  // columns beyond the batch are never stored
+    const typename Tile::Words words = Tile::load(row + tile * Tile::kBytes, lane);
+    uint32_t b[8];
+    typename Tile::Start start;
+    if constexpr (Shape::kStaged) {
+      const int j = chunk * kChunk + tile;
+      load_fragments(b, j, n, t);
+      Tile::load_start(start, shared_address(fragments_) + args_.batch * args_.cols * 2 + j * Tile::kGroups * 32, t);
+    } else {
+      const uint32_t at = stage + Shape::kWeightBytes + n * Shape::kRowPitch + tile * 128 + t * 4;
 #pragma unroll
-    for (int r = 0; r < R; ++r) words[r] = Tile::load(stage + (r * kChunk + tile) * Tile::kBytes, lane);
-#pragma unroll
-    for (int nb = 0; nb < NB; ++nb) {
-      const int n = min(nb * 8 + g, args_.batch - 1);  // columns beyond the batch are computed and never stored
-      uint32_t b[8];
-      typename Tile::Start start;
-      if constexpr (Shape::kStaged) {
-        const int j = chunk * kChunk + tile;
-        load_fragments(b, j, n, t);
-        Tile::load_start(start, shared_address(fragments_) + args_.batch * args_.cols * 2 + j * Tile::kGroups * 32, t);
-      } else {
-        const uint32_t at = stage + Shape::kWeightBytes + n * Shape::kRowPitch + tile * 128 + t * 4;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) b[i] = load_shared_4(at + 16 * i);
-        Tile::make_start(start, b);
-      }
-#pragma unroll
-      for (int r = 0; r < R; ++r) Tile::multiply(acc[r][nb], words[r], b, start);
+      for (int i = 0; i < 8; ++i) b[i] = load_shared_4(at + 16 * i);
+      Tile::make_start(start, b);
     }
+    Tile::multiply(acc, words, b, start);
   }
 
   __device__ static void unpack16(uint32_t* b, uint4 v) { b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w; }
 
-  __device__ void push_sums(const float (&acc)[R][NB][4], int turn, int warp, int lane) {
+  __device__ void push_sums(const float (&acc)[4], int turn, int warp, int lane) {
     const int buffer = turn % args_.sums, round = turn / args_.sums;
     if (round > 0) barrier_wait(summed_ + 16 * buffer + 8, (round - 1) & 1);
-    float4* to = reinterpret_cast<float4*>(reduce_ + buffer * Shape::kReduceFloats) + warp * R * NB * 32 + lane;
-    for (int r = 0; r < R; ++r) {
-      for (int nb = 0; nb < NB; ++nb) {
-        const float* v = acc[r][nb];
-        to[(r * NB + nb) * 32] = make_float4(v[0], v[1], v[2], v[3]);
-      }
-    }
+    float4* to = reinterpret_cast<float4*>(reduce_ + buffer * Shape::kReduceFloats) + warp * 32 + lane;
+    *to = make_float4(acc[0], acc[1], acc[2], acc[3]);
     __syncwarp();
     if (lane == 0) barrier_arrive(summed_ + 16 * buffer);
   }
 
-  __device__ void finish_group(const float* sums, int group, int thread) const {
-    const int tile_rows = args_.finish == Finish::swiglu ? 16 : 16 * R;
-    for (int i = thread; i < tile_rows * args_.batch; i += kFinishWarps * 32) {
-      const int n = i / tile_rows, r = i % tile_rows / 16, row_in_tile = i % 16;
-      const int row = row_tile(group, r) * 16 + row_in_tile;
-      if (row >= args_.rows) continue;
-      const float y = value(sums, r, row_in_tile, n, row);
+  __device__ void finish_rows(const float* sums, int at, int thread) const {
+    const int log_rows = pairs_ ? 4 : 5;
+    for (int i = thread; i < args_.batch << log_rows; i += kFinishWarps * 32) {
+      const int n = i >> log_rows, r = pairs_ ? 0 : i >> 4 & 1, row = row_tile(at, r) * 16 + i % 16;
+      if (!real(at, r) || row >= args_.rows) continue;
+      const float y = value(sums, r, i % 16, n, row);
       if (args_.finish == Finish::plain) {
         static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] = y;
       } else if (args_.finish == Finish::residual) {
         static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] += y;
-      } else if constexpr (R == 2) {
-        store_swiglu(y, value(sums, 1, row_in_tile, n, row + args_.rows / 2), n, row);
+      } else {
+        store_swiglu(args_, y, value(sums, 1, i % 16, n, row + args_.rows / 2), n, row);
       }
     }
   }
 
   __device__ float value(const float* sums, int r, int row_in_tile, int n, int row) const {
-    const int lane = (row_in_tile & 7) * 4 + (n & 7) / 2, part = (row_in_tile >> 3) * 2 + (n & 1);
-    float part_sum[kConsumerWarps];
+    const int lane = (row_in_tile & 7) * 4 + n / 2, part = (row_in_tile >> 3) * 2 + (n & 1);
+    float classes[kClasses];
 #pragma unroll
-    for (int w = 0; w < kConsumerWarps; ++w) part_sum[w] = sums[((w * R + r) * NB + n / 8) * 128 + lane * 4 + part];
-    float sum = add_classes(part_sum);
-    sum *= Tile::row_unit(row_in_tile) * args_.a_scale;
-    if (args_.weight_scale) sum *= args_.weight_scale[row];
-    return args_.row_factor ? sum * args_.row_factor[n] : sum;
-  }
-
-  __device__ void store_swiglu(float gate, float up, int n, int row) const {
-    const float h = gate / (1.0f + expf(-gate)) * up;
-    const int64_t at = int64_t{n} * (args_.rows / 2) + row;
-    if (args_.out_type == Dtype::bf16) {
-      static_cast<Bf16*>(args_.out)[at] = to_bf16(h);
-      return;
-    }
-    const float scaled = h / args_.out_scale;
-    static_cast<Half*>(args_.out)[at] = to_half_saturated(scaled);
-    if (args_.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args_.saturated, 1ull);
+    for (int c = 0; c < kClasses; ++c) classes[c] = sums[((r * kClasses + c) * 32 + lane) * 4 + part];
+    return finish_sum<Tile>(args_, add_classes(classes), row_in_tile, n, row);
   }
 
   const GemmArgs& args_;
-  int row_tiles_, col_tiles_, chunks_, groups_, stage_bytes_;
+  const GemmRun run_;
+  const bool pairs_;
+  int col_tiles_, chunks_, stage_bytes_;
   uint32_t ring_, full_, empty_, summed_;  ///< summed_: pairs of full and empty, one a buffer of sums
   uint8_t* fragments_;
   float* reduce_;
@@ -389,9 +388,8 @@ void launch_gemm(const char* op, GemmArgs args, cudaStream_t stream) {
   FUT_CHECK(stages >= 2, op, ": ", args.batch, " rows of ", args.cols, " leave no room for weights in shared memory");
   args.stages = stages < kMaxStages ? stages : kMaxStages;
   args.window = (kInFlight + stage - 1) / stage;
-  const int row_tiles = (args.rows + 15) / 16;
-  const int groups = args.finish == Finish::swiglu ? row_tiles / 2 : (row_tiles + Shape::R - 1) / Shape::R;
-  const int blocks = groups < multiprocessors() ? groups : multiprocessors();
+  const int units = args.finish == Finish::swiglu ? args.rows / 32 : (args.rows + 15) / 16;
+  const int blocks = units < multiprocessors() ? units : multiprocessors();
   launch(op, gemm_decode_kernel<Shape>, dim3(blocks), dim3(kBlockThreads),
          kWholeSm - room + args.sums * sums + args.stages * stage, stream, args);
 }
@@ -399,34 +397,11 @@ void launch_gemm(const char* op, GemmArgs args, cudaStream_t stream) {
 /// The largest staged activations, in bytes: with them the ring still holds four chunks of weights.
 inline constexpr int kStagedBytes = 64 * 1024;
 
-/// 1, 2 or 3, whichever gives the busiest block the least; of equals the most, since tiles that are taken together
-/// share their activations and one reduction.
-inline int row_tiles_at_a_time(int row_tiles) {
-  int best = 1, least = INT_MAX;
-  for (int r = 1; r <= 3; ++r) {
-    const int groups = (row_tiles + r - 1) / r, most = (groups + multiprocessors() - 1) / multiprocessors() * r;
-    if (most <= least) {
-      best = r;
-      least = most;
-    }
-  }
-  return best;
-}
-
 template <class Tile>
 void launch_gemm_for(const char* op, const GemmArgs& args, cudaStream_t stream) {
-  const bool staged = args.batch <= 8 && args.batch * args.cols * 2 <= kStagedBytes;
-  if (staged && args.finish != Finish::swiglu) {
-    switch (row_tiles_at_a_time((args.rows + 15) / 16)) {
-      case 1: return launch_gemm<GemmShape<Tile, 1, 1, true>>(op, args, stream);
-      case 3: return launch_gemm<GemmShape<Tile, 1, 3, true>>(op, args, stream);
-      default: break;
-    }
-  }
-  if (staged) return launch_gemm<GemmShape<Tile, 1, 2, true>>(op, args, stream);
+  if (args.batch * args.cols * 2 <= kStagedBytes) return launch_gemm<GemmShape<Tile, true>>(op, args, stream);
   FUT_CHECK(!args.normalise, op, ": ", args.batch, " rows of ", args.cols, " must be normalised before");
-  if (args.batch <= 8) return launch_gemm<GemmShape<Tile, 1, 2, false>>(op, args, stream);
-  launch_gemm<GemmShape<Tile, 2, 2, false>>(op, args, stream);
+  launch_gemm<GemmShape<Tile, false>>(op, args, stream);
 }
 
 }  // namespace fut::cuda

@@ -1,4 +1,4 @@
-// y = a W^T for a decode step's 1 to 16 rows, launched with what follows it. Kernel and schedule: gemm_decode.cuh.
+// y = a W^T for a decode step's 1 to 32 rows, launched with what follows it. Kernels: gemm_decode.cuh, gemm_wide.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace fut::cuda {
 
-inline constexpr int kGemmMaxRows = 16;  ///< rows of one launch; larger batches are cut
+inline constexpr int kGemmMaxRows = 32;  ///< rows of one launch; larger batches are cut
 
 /// What becomes of y (B, N).
 enum class Finish {

@@ -41,10 +41,6 @@ __device__ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, 
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-/// Global -> L2: what a later bulk copy will ask for.
-__device__ inline void prefetch_to_l2(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 /// Orders this thread's view of memory with what its later bulk copies read.
 __device__ inline void copy_engine_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
@@ -138,6 +134,16 @@ __device__ inline void settle(const float (&x)[4]) {
 __device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 /// Lets the next kernel start; it still waits as above.
 __device__ inline void release_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+/// Registers of every thread of this warpgroup from now on.
+template <int kRegisters>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 /// Barrier among `threads` threads of the block (id 1..15; 0 is __syncthreads).
 __device__ inline void named_barrier(int id, int threads) {

@@ -83,7 +83,6 @@ struct StepArgs {
   StepTrace* trace = nullptr;  // (blocks, 5 L + 1) or null
   unsigned long long* saturated = nullptr;
   int stages = 0, window = 0;  ///< ring slots, slots in flight
-  int ahead = 0;               ///< chunks that are on their way to the L2 cache before their turn in the ring
   int staged_bytes = 0;        ///< of activations in shared memory
 };
 

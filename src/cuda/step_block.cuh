@@ -24,8 +24,7 @@ struct StepTypes {
   using Attention = Attention_;
   static constexpr int E = Attention::E;
   /// k-tiles of a chunk, a multiple of kClasses.
-  static constexpr int kChunk =
-      kClasses * (Tile::kTilesPerWarp > kStepRowTiles ? Tile::kTilesPerWarp / kStepRowTiles : 1);
+  static constexpr int kChunk = Tile::kChunkTiles / kStepRowTiles;
   static constexpr int kChunkBytes = kStepRowTiles * kChunk * Tile::kBytes;
   static constexpr int kItemBytes = kAttentionWarps * Attention::kSlotBytes;
   static constexpr int kSlotBytes = kChunkBytes > kItemBytes ? kChunkBytes : kItemBytes;

@@ -7,46 +7,6 @@
 
 namespace fut::cuda {
 
-/// All weights of a step in the order of consumption, chunk by chunk.
-template <class Types>
-class StepWalk {
- public:
-  __device__ StepWalk(const StepArgs& args, const StepLayer* layers) : args_(args), layers_(layers) { enter(); }
-
-  __device__ void prefetch_next() {
-    constexpr int kBytes = Types::Tile::kBytes;
-    if (at_ >= end_) return;
-    const int tiles = min(Types::kChunk, cols_ - first_);
-    const bool pairs = index_ % 4 == 2;
-    for (int r = 0; r < (pairs || at_ + 1 < end_ ? 2 : 1); ++r) {
-      const int64_t tile = int64_t{pairs ? at_ + r * units_ : at_ + r} * cols_ + first_;
-      prefetch_to_l2(tiles_ + tile * kBytes, tiles * kBytes);
-    }
-    if ((first_ += Types::kChunk) < cols_) return;
-    first_ = 0;
-    if ((at_ += pairs ? 1 : kStepRowTiles) < end_ || index_ == 4 * args_.layer_count) return;
-    ++index_;
-    enter();
-  }
-
- private:
-  __device__ void enter() {
-    for (;; ++index_) {
-      const bool head = index_ == 4 * args_.layer_count;
-      const StepShape& p = args_.shape[head ? static_cast<int>(Product::head) : index_ % 4];
-      const StepLot lot(p, index_ % 4 == 2);
-      tiles_ = head ? args_.head.tiles : layers_[index_ / 4].matrix[index_ % 4].tiles;
-      cols_ = p.col_tiles, units_ = p.row_units, at_ = lot.first, end_ = lot.end;
-      if (at_ < end_ || head) return;
-    }
-  }
-
-  const StepArgs& args_;
-  const StepLayer* layers_;
-  const uint8_t* tiles_ = nullptr;
-  int index_ = 0, cols_ = 0, units_ = 0, at_ = 0, end_ = 0, first_ = 0;
-};
-
 template <class Types>
 class StepProducer {
  public:
@@ -54,12 +14,7 @@ class StepProducer {
       : args_(args),
         ring_(shared_address(memory.ring())),
         full_(shared_address(barriers.full)),
-        empty_(shared_address(barriers.empty)),
-        ahead_(args, memory.layers()) {
-    if (threadIdx.x % 32 == 0) {
-      for (int i = 0; i < args.ahead; ++i) ahead_.prefetch_next();
-    }
-  }
+        empty_(shared_address(barriers.empty)) {}
 
   /// Every chunk of a product, in the order of consumption. All lanes; the first sends.
   __device__ void product(const StepShape& p, const uint8_t* tiles, bool swiglu) {
@@ -77,7 +32,6 @@ class StepProducer {
           bulk_copy(ring_ + slot * Types::kSlotBytes + r * kChunk * Tile::kBytes, tiles + tile * Tile::kBytes,
                     bytes, full_ + 8 * slot);
         }
-        if (args_.ahead > 0) ahead_.prefetch_next();
       }
     }
   }
@@ -100,7 +54,6 @@ class StepProducer {
   const StepArgs& args_;
   uint32_t ring_, full_, empty_;
   uint32_t count_ = 0;  ///< slots used so far
-  StepWalk<Types> ahead_;  ///< while the ring is full, memory goes on filling the L2 cache
 };
 
 /// State of a consumer warp that lives through the step.
@@ -179,7 +132,7 @@ class StepMultiply {
   __device__ void run(const uint2* words, uint32_t tag, bool normalise, bool swiglu) {
     const StepLot lot(p_, swiglu);
     for (int at = lot.first; at < lot.end; at += lot.stride()) {
-      float acc[2][kStepRowTiles][1][4] = {};
+      float acc[kStepRowTiles][4] = {};
       for (int first = 0; first < p_.col_tiles; first += p_.piece) {
         const int tiles = min(p_.piece, p_.col_tiles - first);
         if (p_.piece < p_.col_tiles || at == lot.first) {
@@ -271,7 +224,7 @@ class StepMultiply {
   }
 
   __device__ float inverse_rms(float (&sum)[2], int n) const {
-    __shared__ float partial[2][kClasses];
+    __shared__ float partial[2][2 * kStepWarps];
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
       sum[0] += __shfl_xor_sync(~0u, sum[0], step);
@@ -282,7 +235,7 @@ class StepMultiply {
                                                        // before the next row but one overwrites it
     float total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kClasses; ++w) total += partial[n & 1][w];
+    for (int w = 0; w < 2 * kStepWarps; ++w) total += partial[n & 1][w];
     return inverse_rms_of(total, p_.cols, c_.args.eps);
   }
 
@@ -315,7 +268,7 @@ class StepMultiply {
   /// `tiles` k-tiles of what is taken, chunk by chunk. Start values were kept, or are made, and kept where `keep` says so:
   /// a warp meets the same k-tiles again with the next rows.
   template <bool kKept>
-  __device__ void chunks(float (&acc)[2][kStepRowTiles][1][4], int tiles, bool keep) {
+  __device__ void chunks(float (&acc)[kStepRowTiles][4], int tiles, bool keep) {
     constexpr int kChunk = Types::kChunk, T = kChunk / kStepWarps;
     for (int at = 0; at < tiles; at += kChunk) {
       c_.wait_slot();
@@ -325,23 +278,20 @@ class StepMultiply {
         uint32_t fragments = fragment_address(at + c_.warp);
 #pragma unroll
         for (int i = 0; i < T; ++i, fragments += pitch)
-          tile<kKept>(acc[i & 1], stage, at, c_.warp + i * kStepWarps, fragments, keep);
+          tile<kKept>(acc, stage, at, c_.warp + i * kStepWarps, fragments, keep);
       } else {
 #pragma unroll 1
-        for (int t = c_.warp; at + t < tiles; t += 2 * kStepWarps) {
-          tile<kKept>(acc[0], stage, at, t, fragment_address(at + t), keep);
-          if (at + t + kStepWarps < tiles)
-            tile<kKept>(acc[1], stage, at, t + kStepWarps, fragment_address(at + t + kStepWarps), keep);
-        }
+        for (int t = c_.warp; at + t < tiles; t += kStepWarps)
+          tile<kKept>(acc, stage, at, t, fragment_address(at + t), keep);
       }
 #pragma unroll
-      for (int r = 0; r < kStepRowTiles; ++r) settle(acc[0][r][0]), settle(acc[1][r][0]);
+      for (int r = 0; r < kStepRowTiles; ++r) settle(acc[r]);
       c_.release_slot();
     }
   }
 
   template <bool kKept>
-  __device__ void tile(float (&acc)[kStepRowTiles][1][4], uint32_t stage, int at, int t,
+  __device__ void tile(float (&acc)[kStepRowTiles][4], uint32_t stage, int at, int t,
                        uint32_t fragments, bool keep) const {
     constexpr int kChunk = Types::kChunk, R = kStepRowTiles;
     typename Tile::Words words[R];
@@ -363,21 +313,18 @@ class StepMultiply {
       }
     }
 #pragma unroll
-    for (int r = 0; r < R; ++r) Tile::multiply(acc[r][0], words[r], b, start);
+    for (int r = 0; r < R; ++r) Tile::multiply(acc[r], words[r], b, start);
   }
 
-  /// Class w + class w + 8, the first level of add_classes(), and on to the finishing warps.
-  __device__ void push(const float (&acc)[2][kStepRowTiles][1][4]) {
+  /// This warp's class, to the finishing warps.
+  __device__ void push(const float (&acc)[kStepRowTiles][4]) {
     constexpr int R = kStepRowTiles;
     const uint32_t buffer = c_.turn & 1, round = c_.turn >> 1;
     ++c_.turn;
     if (round > 0) barrier_wait(c_.drained + 8 * buffer, (round - 1) & 1);
     float4* to = reinterpret_cast<float4*>(c_.memory.sums() + buffer * kSumsFloats) + c_.warp * R * 32 + c_.lane;
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const float *u = acc[0][r][0], *v = acc[1][r][0];
-      to[r * 32] = make_float4(u[0] + v[0], u[1] + v[1], u[2] + v[2], u[3] + v[3]);
-    }
+    for (int r = 0; r < R; ++r) to[r * 32] = make_float4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
     __syncwarp();
     if (c_.lane == 0) barrier_arrive(c_.summed + 8 * buffer);
   }
@@ -467,10 +414,11 @@ class StepFinish {
   __device__ float value(const float* sums, const float* row_scale, float scale, int r, int in_tile, int n, int row) const {
     constexpr int R = kStepRowTiles;
     const int lane = (in_tile & 7) * 4 + n / 2, part = (in_tile >> 3) * 2 + (n & 1);
-    float class_pairs[kStepWarps];
+    static_assert(kStepWarps == kClasses);
+    float classes[kClasses];
 #pragma unroll
-    for (int w = 0; w < kStepWarps; ++w) class_pairs[w] = sums[((w * R + r) * 32 + lane) * 4 + part];
-    float sum = add_classes(class_pairs) * (Tile::row_unit(in_tile) * scale);
+    for (int w = 0; w < kClasses; ++w) classes[w] = sums[((w * R + r) * 32 + lane) * 4 + part];
+    float sum = add_classes(classes) * (Tile::row_unit(in_tile) * scale);
     if (row_scale) sum *= row_scale[row];
     return sum;
   }

@@ -23,11 +23,11 @@ __device__ inline uint32_t half_pair(float x, float y) {
 __device__ inline uint32_t bf16_pair(float x, float y) { return to_bf16(x).bits | uint32_t{to_bf16(y).bits} << 16; }
 
 // How a product over K is summed, whatever kernel makes it and however large the batch is: k-tile j belongs to class
-// j % 16, a class is summed in the order of k, and the classes are added by halves. So warps, or blocks, may share the
+// j % 8, a class is summed in the order of k, and the classes are added by halves. So warps, or blocks, may share the
 // classes of a row in any aligned way and give the same bits.
-inline constexpr int kClasses = 16;
+inline constexpr int kClasses = 8;
 
-/// ((c0 + c8) + (c4 + c12)) + ..
+/// ((c0 + c4) + (c2 + c6)) + ..
 template <int kCount>
 __device__ inline float add_classes(const float (&c)[kCount]) {
   if constexpr (kCount == 1) {
@@ -68,7 +68,8 @@ struct Int4Tile {
   static constexpr bool kHalfOperand = true;
   static constexpr int kGroups = kGroups_;  ///< groups of a tile: 2 where G = 32
   static constexpr int kBytes = kInt4TileCodeBytes + 32 * kGroups;
-  static constexpr int kTilesPerWarp = 4;  ///< of a chunk of 64 tiles: 34 KB
+  static constexpr int kChunkTiles = 64;  ///< 34 KB
+  static constexpr int kMostRowPairs = 4;  ///< of a warp of gemm_wide.cuh
   struct Words {
     uint32_t code[4], scale[kGroups];
   };
@@ -128,7 +129,7 @@ struct Int4Tile {
 struct E4m3Tile {
   using Operand = HalfOperand;
   static constexpr bool kHalfOperand = true;
-  static constexpr int kGroups = 0, kBytes = 1024, kTilesPerWarp = 1;
+  static constexpr int kGroups = 0, kBytes = 1024, kChunkTiles = 32, kMostRowPairs = 2;
   struct Words {
     uint4 pair[2];
   };
@@ -157,7 +158,7 @@ struct E4m3Tile {
 struct Bf16Tile {
   using Operand = Bf16Operand;
   static constexpr bool kHalfOperand = false;
-  static constexpr int kGroups = 0, kBytes = 2048, kTilesPerWarp = 1;
+  static constexpr int kGroups = 0, kBytes = 2048, kChunkTiles = 16, kMostRowPairs = 1;
   struct Words {
     uint4 step[4];
   };

@@ -1,0 +1,263 @@
+// MATH       gemm_decode.cuh's, for 9 to 32 rows, with the same bits a row.
+// SHAPES     B = 9..32 (NB = 2 or 4 column tiles of 8), K a multiple of 64, any N; operands f16 or bf16, normalised before.
+// LAYOUT     gemm_decode.cuh's.
+// SCHEDULE   At these batches it is the activations that cost: every block reads all of them for every group of rows that it
+//            takes. So a block takes 2 W row tiles at a time (SwiGLU: W pairs), W up to 4: consumer w of 16 works on W rows
+//            (half w / 8 of them) and on class w % 8 of the k-tiles, and keeps W x NB accumulators. Weights and rows of
+//            activations ride in one ring; the producer sends weights before the previous kernel has ended. Sums meet in
+//            shared memory, two row tiles and 16 rows of the batch at a time, and the consumers finish them.
+// NUMERICS   gemm_decode.cuh's.
+// ROOFLINE   docs/PERF.md.
+// REFERENCE  registers moved between warpgroups: setmaxnreg, as in CUTLASS's and DeepGEMM's kernels.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/gemm_decode.cuh"
+
+namespace fut::cuda {
+
+inline constexpr int kWideConsumerRegisters = 112, kWideProducerRegisters = 32, kWideThreads = kConsumers + 128;
+static_assert(kConsumers * kWideConsumerRegisters + 128 * kWideProducerRegisters <= kWideThreads * 96);
+
+template <class Tile_, int kColumnTiles_, int kRowPairs_>
+struct WideShape {
+  using Tile = Tile_;
+  static constexpr int NB = kColumnTiles_, W = kRowPairs_;
+  static constexpr int kChunk = NB == 2 ? 2 * kClasses : kClasses;  ///< k-tiles
+  static constexpr int kTilesPerWarp = kChunk / kClasses;
+  static constexpr int kRowPitch = kChunk * 128 + 16;
+  static constexpr int kWeightBytes = 2 * W * kChunk * Tile::kBytes;
+  static constexpr int kReduceBytes = kConsumerWarps * 2 * 512;
+  FUT_HD static int stage_bytes(int batch) { return kWeightBytes + batch * kRowPitch; }
+};
+
+template <class Shape>
+class WideBlock {
+ public:
+  using Tile = typename Shape::Tile;
+  static constexpr int NB = Shape::NB, W = Shape::W, kChunk = Shape::kChunk;
+
+  __device__ WideBlock(const GemmArgs& args, uint8_t* memory, uint64_t* full, uint64_t* empty)
+      : args_(args),
+        run_(args),
+        pairs_(args.finish == Finish::swiglu),
+        stride_(pairs_ ? W : 2 * W),
+        col_tiles_(args.cols / 64),
+        chunks_((col_tiles_ + kChunk - 1) / kChunk),
+        stage_bytes_(Shape::stage_bytes(args.batch)),
+        ring_(shared_address(memory)),
+        full_(shared_address(full)),
+        empty_(shared_address(empty)),
+        reduce_(reinterpret_cast<float*>(memory + args.stages * stage_bytes_)) {}
+
+  __device__ void initialise() {
+    for (int i = 0; i < args_.stages; ++i) {
+      barrier_init(full_ + 8 * i, 1);
+      barrier_init(empty_ + 8 * i, kConsumerWarps);
+    }
+    barrier_init_fence();
+  }
+
+  /// One warp.
+  __device__ void produce() {
+    const int lane = threadIdx.x & 31;
+    const int total = (run_.end - run_.first + stride_ - 1) / stride_ * chunks_, ahead = min(args_.stages, total);
+    for (int i = 0; i < ahead; ++i) send_weights(i, lane);
+    wait_for_previous_kernel();
+    copy_engine_fence();  // what that kernel wrote, the copy engine reads
+    for (int i = 0; i < ahead; ++i) send_rows(i, lane);
+    for (int i = ahead; i < total; ++i) {
+      send_weights(i, lane);
+      send_rows(i, lane);
+    }
+  }
+
+  __device__ void consume() {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    wait_for_previous_kernel();
+    int slot = 0;
+    uint32_t parity = 0;
+    for (int at = run_.first; at < run_.end; at += stride_) {
+      float acc[W][NB][4] = {};
+      for (int chunk = 0; chunk < chunks_; ++chunk) {
+        barrier_wait(full_ + 8 * slot, parity);
+#pragma unroll
+        for (int i = 0; i < Shape::kTilesPerWarp; ++i) {
+          const int tile = warp % kClasses + i * kClasses;
+          if (chunk * kChunk + tile < col_tiles_) multiply(acc, ring_ + slot * stage_bytes_, tile, warp / kClasses, lane);
+        }
+#pragma unroll
+        for (int w = 0; w < W; ++w) {
+#pragma unroll
+          for (int nb = 0; nb < NB; ++nb) settle(acc[w][nb]);
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the producer overwriting what is still read
+        if (++slot == args_.stages) {
+          slot = 0;
+          parity ^= 1;
+        }
+      }
+      reduce(acc, at, warp, lane);
+    }
+  }
+
+ private:
+  /// Row tile w of half r (SwiGLU: the gate or up tile of pair w).
+  __device__ int row_tile(int at, int w, int r) const { return pairs_ ? at + w + r * run_.units : at + 2 * w + r; }
+  __device__ bool real(int at, int w, int r) const { return (pairs_ ? at + w : at + 2 * w + r) < run_.end; }
+
+  __device__ void send_weights(int i, int lane) {
+    const int slot = i % args_.stages, round = i / args_.stages;
+    if (round > 0) barrier_wait(empty_ + 8 * slot, (round - 1) & 1);
+    const int at = run_.first + i / chunks_ * stride_, chunk = i % chunks_;
+    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
+    const uint32_t bytes = tiles * Tile::kBytes;
+    int rows = 0;
+    for (int j = 0; j < 2 * W; ++j) rows += real(at, j / 2, j % 2);
+    if (lane == 0) barrier_expect(full_ + 8 * slot, rows * bytes + args_.batch * tiles * 128);
+    __syncwarp();  // closes: bytes that land before they are expected
+    if (lane < 2 * W && real(at, lane / 2, lane % 2)) {
+      const int w = lane / 2, r = lane % 2;
+      const int64_t tile = int64_t{row_tile(at, w, r)} * col_tiles_ + chunk * kChunk;
+      bulk_copy(ring_ + slot * stage_bytes_ + (r * W + w) * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes,
+                bytes, full_ + 8 * slot);
+    }
+  }
+
+  __device__ void send_rows(int i, int lane) {
+    if (lane >= args_.batch) return;
+    const int slot = i % args_.stages, chunk = i % chunks_;
+    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
+    bulk_copy(ring_ + slot * stage_bytes_ + Shape::kWeightBytes + lane * Shape::kRowPitch,
+              static_cast<const uint16_t*>(args_.a) + int64_t{lane} * args_.cols + chunk * kChunk * 64, tiles * 128,
+              full_ + 8 * slot);
+  }
+
+  /// Two column tiles at a time, so that fragments and accumulators fit the registers together.
+  __device__ void multiply(float (&acc)[W][NB][4], uint32_t stage, int tile, int r, int lane) const {
+    const uint32_t rows = stage + Shape::kWeightBytes + tile * 128 + (lane >> 3) * 16;
+    const uint32_t weights = stage + (r * W * kChunk + tile) * Tile::kBytes;
+#pragma unroll
+    for (int first = 0; first < NB; first += 2) {
+      uint32_t b[2][8];
+      typename Tile::Start start[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int n = min((first + i) * 8 + (lane & 7), args_.batch - 1);  // rows beyond the batch are never stored
+        uint32_t low[4], high[4];
+        load_matrices(low, rows + n * Shape::kRowPitch);
+        load_matrices(high, rows + n * Shape::kRowPitch + 64);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) b[i][k] = low[k], b[i][k + 4] = high[k];
+        Tile::make_start(start[i], b[i]);
+      }
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        const typename Tile::Words words = Tile::load(weights + w * kChunk * Tile::kBytes, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) Tile::multiply(acc[w][first + i], words, b[i], start[i]);
+        settle(acc[w][first]);  // one row tile after another: there are no registers for two
+      }
+    }
+  }
+
+  __device__ void reduce(const float (&acc)[W][NB][4], int at, int warp, int lane) const {
+    float4* mine = reinterpret_cast<float4*>(reduce_) + warp * 64 + lane;
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+#pragma unroll
+      for (int first = 0; first < NB; first += 2) {
+        named_barrier(1, kConsumers);  // closes: sums overwritten while read
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float* v = acc[w][first + i];
+          mine[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+        named_barrier(1, kConsumers);  // closes: sums read before all are there
+        finish(at, w, first * 8);
+      }
+    }
+  }
+
+  /// Sequences first_n .. first_n + 15 of the two row tiles (the pair) w: one output a thread.
+  __device__ void finish(int at, int w, int first_n) const {
+    const int i = threadIdx.x, r = pairs_ ? 0 : i >> 4 & 1, column = pairs_ ? i >> 4 : i >> 5, n = first_n + column;
+    const int row = row_tile(at, w, r) * 16 + i % 16;
+    if (column >= 16 || n >= args_.batch || !real(at, w, r) || row >= args_.rows) return;
+    const float y = value(r, i % 16, column, n, row);
+    if (args_.finish == Finish::plain) {
+      static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] = y;
+    } else if (args_.finish == Finish::residual) {
+      static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] += y;
+    } else {
+      store_swiglu(args_, y, value(1, i % 16, column, n, row + args_.rows / 2), n, row);
+    }
+  }
+
+  __device__ float value(int r, int row_in_tile, int column, int n, int row) const {
+    const int lane = (row_in_tile & 7) * 4 + (column & 7) / 2, part = (row_in_tile >> 3) * 2 + (column & 1);
+    float classes[kClasses];
+#pragma unroll
+    for (int c = 0; c < kClasses; ++c)
+      classes[c] = reduce_[((r * kClasses + c) * 64 + column / 8 * 32 + lane) * 4 + part];
+    return finish_sum<Tile>(args_, add_classes(classes), row_in_tile, n, row);
+  }
+
+  const GemmArgs& args_;
+  const GemmRun run_;
+  const bool pairs_;
+  int stride_, col_tiles_, chunks_, stage_bytes_;
+  uint32_t ring_, full_, empty_;
+  float* reduce_;
+};
+
+template <class Shape>
+__global__ void __launch_bounds__(kWideThreads, 1) gemm_wide_kernel(const __grid_constant__ GemmArgs args) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
+  WideBlock<Shape> block(args, memory, full, empty);
+  if (threadIdx.x == 0) block.initialise();
+  __syncthreads();  // closes: barriers used before they are initialised
+  release_next_kernel();
+  if (threadIdx.x < kConsumers) {
+    take_registers<kWideConsumerRegisters>();
+    block.consume();
+  } else {
+    give_registers<kWideProducerRegisters>();
+    if (threadIdx.x < kConsumers + 32) block.produce();
+  }
+}
+
+template <class Shape>
+void launch_wide(const char* op, GemmArgs args, cudaStream_t stream) {
+  constexpr int kWholeSm = 232448 - 1024;
+  const int stage = Shape::stage_bytes(args.batch), stages = (kWholeSm - Shape::kReduceBytes) / stage;
+  args.stages = stages < kMaxStages ? stages : kMaxStages;
+  const int units = args.finish == Finish::swiglu ? args.rows / 32 : (args.rows + 15) / 16;
+  const int blocks = units < multiprocessors() ? units : multiprocessors();
+  launch(op, gemm_wide_kernel<Shape>, dim3(blocks), dim3(kWideThreads), Shape::kReduceBytes + args.stages * stage, stream,
+         args);
+}
+
+/// As many rows at a time as a block has, up to what the format's tiles allow.
+template <class Tile>
+void launch_wide_for(const char* op, const GemmArgs& args, cudaStream_t stream) {
+  const bool pairs = args.finish == Finish::swiglu;
+  const int units = pairs ? args.rows / 32 : (args.rows + 15) / 16;
+  const int run = (units + multiprocessors() - 1) / multiprocessors(), wanted = pairs ? run : (run + 1) / 2;
+  const auto with_rows = [&]<int W>(std::integral_constant<int, W>) {
+    if (args.batch <= 16) return launch_wide<WideShape<Tile, 2, W>>(op, args, stream);
+    launch_wide<WideShape<Tile, 4, W>>(op, args, stream);
+  };
+  if constexpr (Tile::kMostRowPairs >= 4) {
+    if (wanted > 2) return with_rows(std::integral_constant<int, 4>{});
+  }
+  if constexpr (Tile::kMostRowPairs >= 2) {
+    if (wanted > 1) return with_rows(std::integral_constant<int, 2>{});
+  }
+  with_rows(std::integral_constant<int, 1>{});
+}
+
+}  // namespace fut::cuda
