@@ -45,6 +45,16 @@ void add_checked(CLI::App& app, const std::string& flag, const std::string& type
   app.add_option(flag, check, help)->type_name(type)->type_size(1)->expected(1)->default_str(standard);
 }
 
+/// Tensors that nothing reads may mean that the model is another one than its configuration says.
+void note_unused(const std::vector<std::string>& tensors) {
+  if (tensors.empty()) return;
+  constexpr size_t kShown = 5;
+  const std::vector<std::string> shown(tensors.begin(),
+                                       tensors.begin() + static_cast<long>(std::min(kShown, tensors.size())));
+  note(one_line(fmt::format("fut: {} tensors of the model are not used: {}{}", tensors.size(), fmt::join(shown, ", "),
+                            tensors.size() > kShown ? ", ..." : "")));
+}
+
 std::string name_of_limit(double value) { return fmt::format("{:g}", value); }
 
 }  // namespace
@@ -190,7 +200,10 @@ std::unique_ptr<Engine> load_engine(const ModelFlags& flags) {
     now("loading " + flags.model + " (" + stage + ")");
     bar.show(stage, done, total);
   };
-  return Engine::load(flags.model, options);
+  std::unique_ptr<Engine> engine = Engine::load(flags.model, options);
+  bar.clear();
+  note_unused(engine->info().unused_tensors);
+  return engine;
 }
 
 bool put(std::string_view text) {

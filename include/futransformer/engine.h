@@ -79,6 +79,7 @@ struct ModelInfo {
   int64_t prefill_weight_bytes = 0, decode_weight_bytes = 0, embedding_bytes = 0, head_bytes = 0;
   int64_t kv_bytes_per_token = 0;  ///< over all layers
   int64_t kv_pool_tokens = 0;
+  std::vector<std::string> unused_tensors;  ///< of the model's files: read by nothing
 };
 
 /// How a text is scored: every token once, windows of `context` tokens.

@@ -7,6 +7,8 @@
                               compares both sides on texts cut at random from the files: FOLDER holds a tokenizer.json (judged by
                               tokenizers) or a tokenizer.model (judged by sentencepiece)
 
+    ... --vectors PREFIX      and with the ids of PREFIX.out, a line for each of the texts that a mark parts in PREFIX.inp
+
 Needs the PyPI packages sentencepiece and tokenizers.
 """
 import argparse
@@ -104,7 +106,13 @@ def random_texts(files, count):
     return texts
 
 
-def compare(program, folder, files):
+def published_vectors(prefix):
+    texts = pathlib.Path(prefix + ".inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = pathlib.Path(prefix + ".out").read_text().split("\n")
+    return texts, [[int(number) for number in line.split()] for line in lines[:len(texts)]]
+
+
+def compare(program, folder, files, vectors):
     texts = random_texts(files, 2000)
     folder = pathlib.Path(folder)
     if (folder / "tokenizer.json").exists():
@@ -115,6 +123,10 @@ def compare(program, folder, files):
         processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
         ids = [processor.encode(text) for text in texts]
         judge, control = "sentencepiece " + sentencepiece.__version__, False
+    if vectors:
+        published, expected = published_vectors(vectors)
+        print(f"{len(published)} published vectors")
+        texts, ids = texts + published, ids + expected
     data = {"folder": str(folder.resolve()), "texts": texts, "ids": ids, "parse_control": control}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(data, file)
@@ -128,6 +140,7 @@ def main():
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--program", help="the built spm_test")
     parser.add_argument("--folder", help="holds tokenizer.json or tokenizer.model")
+    parser.add_argument("--vectors", help="the prefix of an .inp and an .out file")
     parser.add_argument("--texts", nargs="*", default=[], help="files in UTF-8")
     arguments = parser.parse_args()
     if arguments.write:
@@ -137,7 +150,7 @@ def main():
         sys.exit(f"{VECTORS} is not what the packages say: run with --write and look at the difference")
     print(f"{len(TEXTS)} texts of our own")
     if arguments.program and arguments.folder:
-        sys.exit(compare(arguments.program, arguments.folder, arguments.texts))
+        sys.exit(compare(arguments.program, arguments.folder, arguments.texts, arguments.vectors))
 
 
 if __name__ == "__main__":

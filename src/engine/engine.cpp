@@ -131,6 +131,10 @@ void EngineImpl::describe(const ModelSource& source) {
   i.head_bytes = w.head.weight.bytes;
   i.kv_bytes_per_token = KvPool::bytes_per_token(c, kv_dtype_);
   i.kv_pool_tokens = pool_->token_capacity();
+  i.unused_tensors = unused_tensors(*source.decode, c);
+  if (source.quantised()) {
+    for (std::string& name : unused_tensors(*source.prefill, c)) i.unused_tensors.push_back("prefill/" + name);
+  }
 }
 
 void EngineImpl::start_timing() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/error.h"
 #include "base/parallel.h"
@@ -23,6 +24,26 @@ void check_shape(const Checkpoint& checkpoint, const std::string& name, const st
   FUT_CHECK(info, checkpoint.path(), ": tensor ", name, " not found");
   FUT_CHECK(info->shape == expected, info->file, ": tensor ", name, " has shape ", shape_text(info->shape),
             ", the configuration says ", shape_text(expected));
+}
+
+/// Every tensor that a model of this configuration is made of.
+std::vector<std::pair<std::string, std::vector<int64_t>>> expected_tensors(const LlamaConfig& c) {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> all = {
+      {"model.embed_tokens.weight", {c.vocabulary, c.width}}};
+  for (int64_t l = 0; l < c.layers; ++l) {
+    all.push_back({layer_name(l, "input_layernorm"), {c.width}});
+    all.push_back({layer_name(l, "self_attn.q_proj"), {c.heads * c.head_dim, c.width}});
+    all.push_back({layer_name(l, "self_attn.k_proj"), {c.kv_heads * c.head_dim, c.width}});
+    all.push_back({layer_name(l, "self_attn.v_proj"), {c.kv_heads * c.head_dim, c.width}});
+    all.push_back({layer_name(l, "self_attn.o_proj"), {c.width, c.heads * c.head_dim}});
+    all.push_back({layer_name(l, "post_attention_layernorm"), {c.width}});
+    all.push_back({layer_name(l, "mlp.gate_proj"), {c.feed_forward, c.width}});
+    all.push_back({layer_name(l, "mlp.up_proj"), {c.feed_forward, c.width}});
+    all.push_back({layer_name(l, "mlp.down_proj"), {c.width, c.feed_forward}});
+  }
+  all.push_back({"model.norm.weight", {c.width}});
+  if (!c.tied) all.push_back({"lm_head.weight", {c.vocabulary, c.width}});
+  return all;
 }
 
 /// w (N, K) *= gain (K): the norm's gain moves into the weight that reads the normalised row.
@@ -225,26 +246,26 @@ void check_gains_are_ones(const Checkpoint& checkpoint, int64_t layers) {
 }  // namespace
 
 void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
-  check_shape(checkpoint, "model.embed_tokens.weight", {c.vocabulary, c.width});
-  for (int64_t l = 0; l < c.layers; ++l) {
-    check_shape(checkpoint, layer_name(l, "input_layernorm"), {c.width});
-    check_shape(checkpoint, layer_name(l, "self_attn.q_proj"), {c.heads * c.head_dim, c.width});
-    check_shape(checkpoint, layer_name(l, "self_attn.k_proj"), {c.kv_heads * c.head_dim, c.width});
-    check_shape(checkpoint, layer_name(l, "self_attn.v_proj"), {c.kv_heads * c.head_dim, c.width});
-    check_shape(checkpoint, layer_name(l, "self_attn.o_proj"), {c.width, c.heads * c.head_dim});
-    check_shape(checkpoint, layer_name(l, "post_attention_layernorm"), {c.width});
-    check_shape(checkpoint, layer_name(l, "mlp.gate_proj"), {c.feed_forward, c.width});
-    check_shape(checkpoint, layer_name(l, "mlp.up_proj"), {c.feed_forward, c.width});
-    check_shape(checkpoint, layer_name(l, "mlp.down_proj"), {c.width, c.feed_forward});
-  }
-  check_shape(checkpoint, "model.norm.weight", {c.width});
-  if (!c.tied) check_shape(checkpoint, "lm_head.weight", {c.vocabulary, c.width});
+  for (const auto& [name, shape] : expected_tensors(c)) check_shape(checkpoint, name, shape);
   for (const TensorInfo& info : checkpoint.tensors()) {
     const bool bias = info.name.size() > 5 && info.name.compare(info.name.size() - 5, 5, ".bias") == 0;
     FUT_CHECK(!bias, info.file, ": tensor ", info.name, ": biases are not supported");
     const bool too_deep = info.name.rfind(cat("model.layers.", c.layers, "."), 0) == 0;
     FUT_CHECK(!too_deep, info.file, ": tensor ", info.name, ", but the configuration says ", c.layers, " layers");
   }
+}
+
+std::vector<std::string> unused_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
+  std::set<std::string> used = {"rope_freqs.weight"};  // GGUF's llama3 scaling, which became part of the configuration
+  for (const auto& [name, shape] : expected_tensors(c)) {
+    for (const char* part : {"", "_packed", "_scale", "_shape"}) used.insert(name + part);
+  }
+  std::vector<std::string> unused;
+  for (const TensorInfo& info : checkpoint.tensors()) {
+    const bool recomputed = info.name.ends_with(".rotary_emb.inv_freq");
+    if (!recomputed && !used.contains(info.name)) unused.push_back(info.name);
+  }
+  return unused;
 }
 
 LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int64_t l, OfflineRotation rotation) {

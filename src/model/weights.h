@@ -81,4 +81,7 @@ std::vector<float> read_embedding(const Checkpoint& checkpoint, const LlamaConfi
 /// Throws unless every tensor that the configuration implies is there in the right shape, and no bias is.
 void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& config);
 
+/// Names of the tensors that nothing reads. Stored rotary frequencies are not among them: they are recomputed.
+std::vector<std::string> unused_tensors(const Checkpoint& checkpoint, const LlamaConfig& config);
+
 }  // namespace fut
