@@ -84,6 +84,13 @@ TEST(Bench, AStepIsItsOperations) {
   EXPECT_EQ(measured("step", all).bytes, tables + 3 * layer);
 }
 
+TEST(Bench, OperationsInARowMoveWhatEachMoves) {
+  const BenchOptions options = tiny();
+  const BenchResult both = measured("attention_decode+o_proj_residual", options);
+  expect_sane(both, options);
+  EXPECT_EQ(both.bytes, measured("attention_decode", options).bytes + measured("o_proj_residual", options).bytes);
+}
+
 TEST(Bench, BytesMoved) {
   const BenchOptions o = tiny();
   // o_proj (128 x 256, INT4): 8 x 4 tiles of 512 bytes of codes and 16 FP16 scales; three rows of 256 FP16 in, of 128
@@ -116,6 +123,8 @@ TEST(Bench, RefusesWhatItCannotRun) {
   BenchOptions options = tiny();
   test::expect_refused([&] { measured("softmax", options); }, {"softmax", "decode"});
   test::expect_refused([&] { measured("qkv_rope_cache", options); }, {"qkv_rope_cache", "decode"});
+  test::expect_refused([&] { measured("lm_head+embed", options); }, {"lm_head+embed", "order"});
+  test::expect_refused([&] { measured("+", options); }, {"no operation"});
   options.config = bench_shapes().back().config;
   options.layers = 100000;
   test::expect_refused([&] { measured("step", options); }, {"100000 layers", "GiB free", "cpu"});
@@ -150,10 +159,21 @@ TEST(BenchCommand, CsvHasOneHeaderAndALineForEveryRow) {
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) lines.push_back(line);
   ASSERT_EQ(lines.size(), 1 + bench_op_names(false).size() + 1);
-  EXPECT_TRUE(lines[0].starts_with("commit,backend,op,phase,shape,")) << lines[0];
+  EXPECT_TRUE(lines[0].starts_with("commit,card,date,clock_mhz,op,phase,shape,")) << lines[0];
   for (size_t i = 1; i < lines.size(); ++i) EXPECT_EQ(lines[i].find("us_median"), std::string::npos) << lines[i];
   EXPECT_NE(lines[1].find(",\"cpu ("), std::string::npos) << lines[1];  // the name holds a comma
   EXPECT_NE(lines.back().find(",block,decode,"), std::string::npos) << lines.back();
+  // The record's own columns, which are fewer.
+  folder.write("record.csv", "commit,op,bytes,share_of_4.5TB/s\n");
+  const std::string record = kQuick + " --commit abc --csv '" + folder.file("record.csv") + "'";
+  EXPECT_EQ(fut("op o_proj_residual+gate_up_swiglu" + record).code, 0);
+  EXPECT_NE(test::read_file(folder.file("record.csv")).find("\nabc,o_proj_residual+gate_up_swiglu,"),
+            std::string::npos);
+  const Result prefill = fut("op --phase prefill" + record);
+  EXPECT_EQ(prefill.code, 1);
+  EXPECT_NE(prefill.err.find("record.csv: line 1 has no columns phase and tokens"), std::string::npos) << prefill.err;
+  folder.write("other.csv", "commit,colour\n");
+  EXPECT_NE(fut("op" + kQuick + " --csv '" + folder.file("other.csv") + "'").err.find("colour"), std::string::npos);
   EXPECT_NE(fut("op" + kQuick + " --csv /no/such/folder/x.csv").err.find("/no/such/folder/x.csv"), std::string::npos);
 }
 

@@ -6,9 +6,13 @@
 #include <stdio.h>
 
 #include <algorithm>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
+#include <optional>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/parallel.h"
@@ -25,8 +29,9 @@ using nlohmann::ordered_json;
 struct PartFlags {
   std::string what, op = "all";  ///< what: op, block or step
   std::string shape = "llama-3.1-8b", model, phase = "decode", weights = "int4", kv = "int4", head, group = "64";
-  std::string backend = "auto", csv;
+  std::string backend = "auto", csv, commit;
   int threads = 0;
+  float ceiling = 0;  ///< TB/s; 0: read_ceiling()
   bool json = false;
   BenchOptions options;
 
@@ -49,7 +54,8 @@ Dtype dtype_of(const std::string& precision) {
 void add_flags(CLI::App& app, PartFlags& flags) {
   const std::vector<std::string> precisions = {"int4", "fp8", "bf16", "f32"};
   BenchOptions& o = flags.options;
-  if (flags.what == "op") add_argument(app, "NAME", flags.op, false, "an operation, or all (the default)");
+  if (flags.what == "op")
+    add_argument(app, "NAME", flags.op, false, "an operation, several joined by + (A+B), or all (the default)");
   add_choice(app, "--shape", flags.shape, shape_names(), "whose sizes");
   add_text(app, "--model", flags.model, "MODEL", "the sizes of this model instead; its weights are not read");
   add_choice(app, "--phase", flags.phase, {"decode", "prefill"}, "one token a sequence, or whole prompts");
@@ -64,9 +70,13 @@ void add_flags(CLI::App& app, PartFlags& flags) {
               flags.what == "step"
                   ? "layers of the step; 0: the shape's"
                   : "sets of weights and cache that take turns; 0: enough to leave the last-level cache");
-  add_integer(app, "--repeat", o.repeat, {1, 100000}, "samples, after a warm-up that is not counted");
+  add_integer(app, "--repeat", o.repeat, {0, 100000},
+              "samples, after a warm-up that is not counted; 0: 40 on a card, else 10");
+  add_number(app, "--ceiling", flags.ceiling, {0, 1e6}, "TB/s that memory can be read at; 0: as measured, for an H200");
   add_switch(app, "--json", flags.json, "results as JSON");
-  add_text(app, "--csv", flags.csv, "FILE", "append a line for every row; a new file begins with a header");
+  add_text(app, "--csv", flags.csv, "FILE",
+           "append a line for every row, in the columns that the file's first line names");
+  add_text(app, "--commit", flags.commit, "ID", "what CSV and JSON call this version; by itself what git says");
   add_choice(app, "--backend", flags.backend, {"auto", "cpu", "cuda"}, "where it runs");
   add_integer(app, "--threads", flags.threads, {0, 1024}, "CPU threads; 0: one a core");
 }
@@ -74,7 +84,8 @@ void add_flags(CLI::App& app, PartFlags& flags) {
 std::string footer(const std::string& what) {
   std::string text =
       "Times are of one run: median, lowest and highest over the samples. Runs shorter than 2 ms are repeated within\n"
-      "a sample. Weights, activations and cached tokens are random, always the same.\nBytes moved: ";
+      "a sample. On a card, work is recorded once and replayed, one run on each set a sample, by the card's clock.\n"
+      "Weights, activations and cached tokens are random, always the same.\nBytes moved: ";
   text += kBenchBytes;
   if (what == "op") {
     text += fmt::format("\n\nDecode: {}\nPrefill: {}", fmt::join(bench_op_names(false), ", "),
@@ -129,25 +140,102 @@ std::string csv_field(const std::string& text) {
   return quoted + "\"";
 }
 
-void append_csv(const PartFlags& flags, const std::string& backend, const std::vector<BenchResult>& results) {
+using Columns = std::vector<std::string>;
+
+/// "share_of_4.57TB/s" -> 4.57e12; nothing where the column is another.
+std::optional<double> ceiling_of(const std::string& column) {
+  double ceiling = 0;
+  int end = 0;
+  const bool fits = sscanf(column.c_str(), "share_of_%lfTB/s%n", &ceiling, &end) == 1 && end == int(column.size());
+  return fits && ceiling > 0 ? std::optional(ceiling * 1e12) : std::nullopt;
+}
+
+/// The columns of a file that results are appended to: its own, or those of a new one.
+Columns columns_of(const PartFlags& flags, std::optional<double> ceiling) {
+  std::ifstream file(flags.csv);
+  std::string line;
+  Columns columns;
+  if (!std::getline(file, line)) {
+    columns = {"commit", "card",    "date", "clock_mhz", "op", "phase",  "shape",  "batch", "context",
+               "tokens", "weights", "kv",   "layers",    "us", "us_min", "us_max", "bytes", "gb_s"};
+    if (ceiling) columns.push_back(fmt::format("share_of_{:.6g}TB/s", *ceiling / 1e12));
+    return columns;
+  }
+  std::istringstream names(line);
+  for (std::string name; std::getline(names, name, ',');) columns.push_back(name);
+  const auto has = [&](const char* name) { return std::find(columns.begin(), columns.end(), name) != columns.end(); };
+  FUT_CHECK(!flags.prefill() || (has("phase") && has("tokens")), flags.csv,
+            ": line 1 has no columns phase and tokens, so that prefill would pass for decode");
+  return columns;
+}
+
+/// "cuda (NVIDIA H200)" -> "NVIDIA H200"; other backends keep their whole name.
+std::string card_name(const std::string& backend) {
+  return backend.starts_with("cuda (") ? backend.substr(6, backend.size() - 7) : backend;
+}
+
+std::map<std::string, std::string> csv_values(const PartFlags& flags, Backend& backend, const BenchResult& r) {
+  const BenchOptions& o = flags.options;
+  const auto clock = card_clock(backend);
+  const time_t now = ::time(nullptr);
+  char date[16];
+  strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
+  const auto us = [](double value) { return fmt::format("{:.3f}", value); };
+  return {{"commit", flags.commit},
+          {"card", card_name(backend.name())},
+          {"date", date},
+          {"clock_mhz", clock ? fmt::to_string(clock->mhz) : ""},
+          {"op", r.what},
+          {"phase", flags.phase},
+          {"shape", flags.shape_name()},
+          {"batch", fmt::to_string(o.batch)},
+          {"context", fmt::to_string(o.context)},
+          {"tokens", fmt::to_string(o.prefill ? o.tokens : 1)},
+          {"weights", name_of(o.weights)},
+          {"kv", name_of(o.kv)},
+          {"layers", fmt::to_string(r.layers)},
+          {"us", us(r.median_us())},
+          {"us_min", us(r.us.front())},
+          {"us_max", us(r.us.back())},
+          {"bytes", fmt::to_string(r.bytes)},
+          {"gb_s", us(r.gb_per_second())}};
+}
+
+/// Throws, before anything is measured, unless a value is known for every column.
+void check_columns(const PartFlags& flags, Backend& backend, const Columns& columns) {
+  BenchResult any;
+  any.us = {1.0};
+  const std::map<std::string, std::string> known = csv_values(flags, backend, any);
+  for (const std::string& column : columns) {
+    FUT_CHECK(known.count(column) || ceiling_of(column), flags.csv, ": line 1 names a column ", column,
+              ", which is none of a benchmark's");
+  }
+}
+
+/// Fields by the names of the file's columns.
+void append_csv(const PartFlags& flags, Backend& backend, const Columns& columns,
+                const std::vector<BenchResult>& results) {
   std::error_code absent;
   const auto size = std::filesystem::file_size(flags.csv, absent);
   std::ofstream file(flags.csv, std::ios::app);
-  if (absent || size == 0) {
-    file << "commit,backend,op,phase,shape,weights,kv,batch,context,tokens,layers,us_median,us_min,us_max,bytes,gb_s\n";
-  }
-  const BenchOptions& o = flags.options;
-  const std::string at = commit();
+  if (absent || size == 0) file << fmt::format("{}\n", fmt::join(columns, ","));
   for (const BenchResult& r : results) {
-    file << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{:.3f},{:.3f},{:.3f},{},{:.3f}\n", at, csv_field(backend),
-                        r.what, flags.phase, csv_field(flags.shape_name()), flags.weights, flags.kv, o.batch, o.context,
-                        o.prefill ? o.tokens : 1, r.layers, r.median_us(), r.us.front(), r.us.back(), r.bytes,
-                        r.gb_per_second());
+    const std::map<std::string, std::string> values = csv_values(flags, backend, r);
+    Columns fields;
+    for (const std::string& column : columns) {
+      if (const auto ceiling = ceiling_of(column)) {
+        fields.push_back(fmt::format("{:.6g}", r.gb_per_second() * 1e9 / *ceiling));
+      } else {
+        fields.push_back(csv_field(values.at(column)));
+      }
+    }
+    file << fmt::format("{}\n", fmt::join(fields, ","));
   }
   FUT_CHECK(file.flush(), flags.csv, ": cannot be written");
 }
 
-std::string as_json(const PartFlags& flags, const std::string& backend, const std::vector<BenchResult>& results) {
+std::string as_json(const PartFlags& flags, const std::string& backend, std::optional<double> ceiling,
+                    const std::vector<BenchResult>& results) {
   const BenchOptions& o = flags.options;
   ordered_json rows = ordered_json::array();
   for (const BenchResult& r : results) {
@@ -158,27 +246,41 @@ std::string as_json(const PartFlags& flags, const std::string& backend, const st
                     {"bytes", r.bytes},
                     {"gb_s", r.gb_per_second()},
                     {"layers", r.layers}});
+    if (ceiling) rows.back()["share_of_ceiling"] = r.gb_per_second() * 1e9 / *ceiling;
   }
-  ordered_json out = {
-      {"backend", backend},       {"commit", commit()}, {"phase", flags.phase}, {"shape", flags.shape_name()},
-      {"weights", flags.weights}, {"kv", flags.kv},     {"batch", o.batch},     {"context", o.context},
-      {"repeat", o.repeat},       {"rows", rows}};
+  ordered_json out = {{"backend", backend},
+                      {"commit", flags.commit},
+                      {"phase", flags.phase},
+                      {"shape", flags.shape_name()},
+                      {"weights", flags.weights},
+                      {"kv", flags.kv},
+                      {"batch", o.batch},
+                      {"context", o.context},
+                      {"repeat", results[0].us.size()},
+                      {"rows", rows}};
   if (o.prefill) out["tokens"] = o.tokens;
+  if (ceiling) out["ceiling_gb_s"] = *ceiling / 1e9;
   return out.dump() + "\n";
 }
 
-std::string as_text(const PartFlags& flags, const std::string& backend, const std::vector<BenchResult>& results) {
+std::string as_text(const PartFlags& flags, const std::string& backend, std::optional<double> ceiling,
+                    const std::vector<BenchResult>& results) {
   const BenchOptions& o = flags.options;
   std::string text = fmt::format("{}: {}, weights {}, KV {}, batch {}, context {}{}, {}\n\n", flags.shape_name(),
                                  flags.phase, flags.weights, flags.kv, o.batch, o.context,
                                  o.prefill ? fmt::format(" + {}", o.tokens) : "", backend);
-  text += fmt::format("| {:<17} | {:>12} | {:>25} | {:>10} | {:>8} | {:>6} |\n", flags.what, "us", "lowest .. highest",
-                      "MiB moved", "GB/s", flags.what == "step" ? "layers" : "sets");
-  text += fmt::format("|{:-<19}|{:->14}|{:->27}|{:->12}|{:->10}|{:->8}|\n", "", ":", ":", ":", ":", ":");
+  size_t width = 17;
+  for (const BenchResult& r : results) width = std::max(width, r.what.size());
+  text += fmt::format("| {:<{}} | {:>12} | {:>25} | {:>10} | {:>8} | {:>7} | {:>6} |\n", flags.what, width, "us",
+                      "lowest .. highest", "MiB moved", "GB/s", "ceiling", flags.what == "step" ? "layers" : "sets");
+  text += fmt::format("|{:-<{}}|{:->14}|{:->27}|{:->12}|{:->10}|{:->9}|{:->8}|\n", "", width + 2, ":", ":", ":", ":",
+                      ":", ":");
   for (const BenchResult& r : results) {
-    text += fmt::format("| {:<17} | {:>12.1f} | {:>25} | {:>10.2f} | {:>8.2f} | {:>6} |\n", r.what, r.median_us(),
-                        fmt::format("{:.1f} .. {:.1f}", r.us.front(), r.us.back()),
-                        static_cast<double>(r.bytes) / (1 << 20), r.gb_per_second(), r.layers);
+    const std::string share =
+        ceiling ? fmt::format("{:.1f} %", r.gb_per_second() * 1e11 / *ceiling) : std::string("unknown");
+    text += fmt::format("| {:<{}} | {:>12.1f} | {:>25} | {:>10.2f} | {:>8.2f} | {:>7} | {:>6} |\n", r.what, width,
+                        r.median_us(), fmt::format("{:.1f} .. {:.1f}", r.us.front(), r.us.back()),
+                        static_cast<double>(r.bytes) / (1 << 20), r.gb_per_second(), share, r.layers);
   }
   return text;
 }
@@ -198,18 +300,24 @@ int bench_parts(int argc, const char* const* argv) {
   if (flags.prefill() && flags.head == "int4") return usage_error(*app, "--head int4: INT4 weights are for decode");
   std::vector<std::string> todo = flags.what == "op" ? bench_op_names(flags.prefill()) : std::vector{flags.what};
   if (flags.what == "op" && flags.op != "all") {
-    if (std::find(todo.begin(), todo.end(), flags.op) == todo.end()) {
+    std::istringstream names(flags.op);
+    for (std::string name; std::getline(names, name, '+');) {
+      if (std::find(todo.begin(), todo.end(), name) != todo.end()) continue;
       return usage_error(
-          *app, fmt::format("{}: no operation of {} (known: all, {})", flags.op, flags.phase, fmt::join(todo, ", ")));
+          *app, fmt::format("{}: no operation of {} (known: all, {})", name, flags.phase, fmt::join(todo, ", ")));
     }
     todo = {flags.op};
   }
   resolve(*app, flags);
+  if (flags.commit.empty()) flags.commit = commit();
 
   watch_interrupts();
   set_thread_count(flags.threads);
   const BenchOptions& o = flags.options;
   const auto backend = make_backend(flags.backend, o.config, {o.weights, o.kv, o.head.value_or(o.weights)});
+  const std::optional<double> ceiling = flags.ceiling > 0 ? flags.ceiling * 1e12 : read_ceiling(*backend);
+  const Columns columns = flags.csv.empty() ? Columns{} : columns_of(flags, ceiling);
+  check_columns(flags, *backend, columns);
   Bar bar;
   flags.options.on_progress = [&](const std::string& stage, int64_t done, int64_t total) {
     throw_if_interrupted();
@@ -219,8 +327,9 @@ int bench_parts(int argc, const char* const* argv) {
   std::vector<BenchResult> results;
   for (const std::string& what : todo) results.push_back(run_benchmark(*backend, what, flags.options));
   bar.clear();
-  if (!flags.csv.empty()) append_csv(flags, backend->name(), results);
-  put(flags.json ? as_json(flags, backend->name(), results) : as_text(flags, backend->name(), results));
+  if (!flags.csv.empty()) append_csv(flags, *backend, columns, results);
+  put(flags.json ? as_json(flags, backend->name(), ceiling, results)
+                 : as_text(flags, backend->name(), ceiling, results));
   return 0;
 }
 

@@ -20,7 +20,10 @@ if(FUT_CUDA AND CMAKE_CUDA_COMPILER)
   file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
   add_library(fut_cuda STATIC ${cuda_sources})
   target_link_libraries(fut_cuda PRIVATE fut_cuda_flags)
-  target_link_libraries(fut_cuda INTERFACE fut_ops)
+  # By path: a project that only adds this one as a folder does not know CUDA as a language, and links with g++ alone.
+  find_library(FUT_CUDA_RUNTIME cudart_static REQUIRED
+    HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}/../lib64)
+  target_link_libraries(fut_cuda INTERFACE fut_ops ${FUT_CUDA_RUNTIME} Threads::Threads ${CMAKE_DL_LIBS} rt)
   target_link_libraries(fut_engine PRIVATE fut_cuda)
   target_compile_definitions(fut_engine PRIVATE FUT_HAS_CUDA)
   if(PROJECT_IS_TOP_LEVEL)

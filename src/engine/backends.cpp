@@ -6,6 +6,7 @@
 #include "cpu/cpu_backend.h"
 #ifdef FUT_HAS_CUDA
 #include "cuda/cuda_backend.h"
+#include "cuda/replay.h"
 #endif
 
 namespace fut {
@@ -35,6 +36,12 @@ std::string obstacle_on_card(const LlamaConfig& config, const std::vector<Dtype>
 
 std::unique_ptr<Backend> make_on_card() { return make_cuda_backend(); }
 
+CardClock clock_of_card(Backend& backend) {
+  return {card_clock_mhz(), [&backend](const std::function<void()>& work, int samples, double warm_up_seconds) {
+            return time_on_card(backend, work, samples, warm_up_seconds);
+          }};
+}
+
 #else
 
 std::string obstacle_on_card(const LlamaConfig&, const std::vector<Dtype>&) {
@@ -42,6 +49,8 @@ std::string obstacle_on_card(const LlamaConfig&, const std::vector<Dtype>&) {
 }
 
 std::unique_ptr<Backend> make_on_card() { return nullptr; }
+
+CardClock clock_of_card(Backend&) { return {}; }
 
 #endif
 
@@ -55,6 +64,11 @@ std::unique_ptr<Backend> make_backend(const std::string& name, const LlamaConfig
   const std::string obstacle = obstacle_on_card(config, formats);
   FUT_CHECK(obstacle.empty() || name == "auto", "backend cuda: ", obstacle, "; --backend cpu would run");
   return obstacle.empty() ? make_on_card() : make_cpu_backend();
+}
+
+std::optional<CardClock> card_clock(Backend& backend) {
+  if (backend.name().rfind("cuda", 0) != 0) return std::nullopt;
+  return clock_of_card(backend);
 }
 
 }  // namespace fut

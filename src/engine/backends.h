@@ -1,7 +1,9 @@
 // Which backends this build has. backends.cpp is the only file that names them.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,5 +18,13 @@ namespace fut {
 /// for cannot run it here.
 std::unique_ptr<Backend> make_backend(const std::string& name, const LlamaConfig& config,
                                       const std::vector<Dtype>& formats);
+
+/// A card's own clock, for benchmarks: the host's would mostly see the host. As time_on_card() in cuda/replay.h.
+struct CardClock {
+  int mhz = 0;  ///< the highest that the card's multiprocessors may use
+  std::function<std::vector<double>(const std::function<void()>& work, int samples, double warm_up_seconds)> seconds;
+};
+/// Nothing where the backend is no card.
+std::optional<CardClock> card_clock(Backend& backend);
 
 }  // namespace fut

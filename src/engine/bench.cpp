@@ -8,8 +8,10 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <sstream>
 
 #include "base/error.h"
+#include "engine/backends.h"
 #include "engine/bench_data.h"
 #include "engine/kv_cache.h"
 #include "layout/int4_fragment.h"
@@ -105,7 +107,8 @@ class Workload {
   void gate_up(int64_t i) { backend_.gate_up_swiglu({gated_, residual_, weight(kGateUp, i), rows_}); }
   void down(int64_t i) { backend_.down_residual({residual_, gated_, weight(kDown, i), rows_}); }
   void head(int64_t i) {
-    backend_.lm_head({logits_.as<float>(), residual_, weight(kHead, i), last_rows_.data(), o_.batch});
+    const int64_t* rows = o_.prefill ? last_rows_.data() : nullptr;  // a decode step's are all, in order
+    backend_.lm_head({logits_.as<float>(), residual_, weight(kHead, i), rows, o_.batch});
   }
 
   int64_t embed_bytes() const { return rows_ * c_.width * size_of(weight(kEmbedding, 0).dtype) + residual_written(); }
@@ -138,6 +141,7 @@ class Workload {
   void make_weights(Part part, int64_t sets, const std::string& name);
   void start_residual();
   Buffer buffer(const std::vector<uint8_t>& bytes);
+  std::vector<uint8_t> contents(const Buffer& buffer);
   Buffer floats(int64_t count, float value);
   Operand operand(Buffer& storage, int64_t width, uint64_t seed);
   KvCache cache(int64_t i) const;
@@ -194,6 +198,12 @@ Buffer Workload::buffer(const std::vector<uint8_t>& bytes) {
   Buffer out(backend_, bytes.size());
   backend_.upload(out.as<void>(), bytes.data(), bytes.size());
   return out;
+}
+
+std::vector<uint8_t> Workload::contents(const Buffer& buffer) {
+  std::vector<uint8_t> bytes(buffer.bytes());
+  if (buffer) backend_.download(bytes.data(), buffer.as<void>(), bytes.size());
+  return bytes;
 }
 
 Buffer Workload::floats(int64_t count, float value) {
@@ -292,13 +302,20 @@ KvCache Workload::cache(int64_t i) const {
   return c;
 }
 
-/// Random once, placed `sets` times: each copy has its own memory, which is what counts.
+/// Made and placed once; further sets are copies of the bytes, each in memory of its own, which is what counts.
 void Workload::make_weights(Part part, int64_t sets, const std::string& name) {
   const WeightShape w = weight_shape(part, o_);
-  const HostWeight host = random_weight(w.dtype, o_.group, w.rows, w.cols, 100 + 2 * part);
-  for (int64_t i = 0; i < sets; ++i) {
+  if (o_.on_progress) o_.on_progress("weights of " + name, 0, sets);
+  std::vector<PlacedWeight>& placed = weights_[part];
+  placed.push_back(backend_.place(random_weight(w.dtype, o_.group, w.rows, w.cols, 100 + 2 * part)));
+  if (sets == 1) return;
+  const std::vector<uint8_t> bytes = contents(placed[0].storage), scales = contents(placed[0].scale_storage);
+  for (int64_t i = 1; i < sets; ++i) {
     if (o_.on_progress) o_.on_progress("weights of " + name, i, sets);
-    weights_[part].push_back(backend_.place(host));
+    PlacedWeight copy{placed[0].weight, buffer(bytes), buffer(scales)};
+    copy.weight.data = copy.storage.as<void>();
+    if (copy.weight.scale) copy.weight.scale = copy.scale_storage.as<float>();
+    placed.push_back(std::move(copy));
   }
 }
 
@@ -364,11 +381,25 @@ const Op kOps[] = {
 
 std::vector<const Op*> ops_of(const std::string& what, bool prefill) {
   std::vector<const Op*> ops;
-  for (const Op& op : kOps) {
-    const bool member = what == "step" || (what == "block" && op.in_layer) || what == op.name;
-    if (member && (prefill ? op.in_prefill : op.in_decode)) ops.push_back(&op);
+  const auto add = [&](const auto& wanted) {
+    const size_t before = ops.size();
+    for (const Op& op : kOps) {
+      if (wanted(op) && (prefill ? op.in_prefill : op.in_decode)) ops.push_back(&op);
+    }
+    return ops.size() > before;
+  };
+  if (what == "step" || what == "block") {
+    add([&](const Op& op) { return op.in_layer || what == "step"; });
+    return ops;
   }
-  FUT_CHECK(!ops.empty(), "there is no operation ", what, " in ", prefill ? "prefill" : "decode");
+  std::istringstream names(what);
+  for (std::string name; std::getline(names, name, '+');) {
+    FUT_CHECK(add([&](const Op& op) { return op.name == name; }), "there is no operation ", name, " in ",
+              prefill ? "prefill" : "decode");
+  }
+  FUT_CHECK(!ops.empty(), "there is no operation \"", what, "\"");
+  FUT_CHECK(std::is_sorted(ops.begin(), ops.end()) && std::adjacent_find(ops.begin(), ops.end()) == ops.end(), what,
+            ": operations in another order than a step's");
   return ops;
 }
 
@@ -437,7 +468,20 @@ Sets choose_sets(const Backend& backend, const std::string& what, const Sizes& s
 
 using Clock = std::chrono::steady_clock;
 
-/// Microseconds of one run, sample by sample. `run(turn)` is called with rising turns.
+/// Microseconds of one run, sorted: a sample is one run on each of `turns` sets.
+template <class Run>
+std::vector<double> sample_on_card(const CardClock& clock, const BenchOptions& o, int64_t turns, Run run) {
+  const auto all = [&] {
+    for (int64_t turn = 0; turn < turns; ++turn) run(turn);
+  };
+  std::vector<double> us;
+  for (double seconds : clock.seconds(all, o.repeat ? o.repeat : 40, o.warm_up_seconds))
+    us.push_back(seconds * 1e6 / static_cast<double>(turns));
+  std::sort(us.begin(), us.end());
+  return us;
+}
+
+/// The same by the host's clock. `run(turn)` is called with rising turns.
 template <class Run>
 std::vector<double> sample(Workload& load, const BenchOptions& o, const std::string& what, Run run) {
   int64_t turn = 0;
@@ -457,8 +501,9 @@ std::vector<double> sample(Workload& load, const BenchOptions& o, const std::str
   constexpr double kMostRuns = 10000;
   const auto runs = static_cast<int64_t>(std::clamp(std::ceil(o.sample_seconds / seconds), 1.0, kMostRuns));
   std::vector<double> us;
-  for (int i = 0; i < o.repeat; ++i) {
-    if (o.on_progress) o.on_progress(what, i, o.repeat);
+  const int samples = o.repeat ? o.repeat : 10;
+  for (int i = 0; i < samples; ++i) {
+    if (o.on_progress) o.on_progress(what, i, samples);
     us.push_back(timed(runs) * 1e6);
   }
   std::sort(us.begin(), us.end());
@@ -466,7 +511,7 @@ std::vector<double> sample(Workload& load, const BenchOptions& o, const std::str
 }
 
 void check_options(const BenchOptions& o) {
-  FUT_CHECK(o.repeat > 0 && o.batch > 0 && o.context >= 0 && o.layers >= 0 && (!o.prefill || o.tokens > 0),
+  FUT_CHECK(o.repeat >= 0 && o.batch > 0 && o.context >= 0 && o.layers >= 0 && (!o.prefill || o.tokens > 0),
             "benchmark: repeat ", o.repeat, ", batch ", o.batch, ", context ", o.context, ", layers ", o.layers,
             ", tokens ", o.tokens);
   FUT_CHECK(!o.prefill || (o.weights != Dtype::int4 && o.head != Dtype::int4),
@@ -491,6 +536,11 @@ std::vector<std::string> bench_op_names(bool prefill) {
   std::vector<std::string> names;
   for (const Op* op : ops_of("step", prefill)) names.emplace_back(op->name);
   return names;
+}
+
+std::optional<double> read_ceiling(const Backend& backend) {
+  if (backend.name().find("H200") != std::string::npos) return 4.57e12;
+  return std::nullopt;
 }
 
 double BenchResult::median_us() const {
@@ -519,9 +569,11 @@ BenchResult run_benchmark(Backend& backend, const std::string& what, const Bench
   result.what = what;
   result.layers = sets.layers;
   for (const auto& [op, layer] : plan) result.bytes += (load.*op->bytes)();
-  result.us = sample(load, options, what, [&](int64_t turn) {
+  const auto run = [&](int64_t turn) {
     for (const auto& [op, layer] : plan) (load.*op->run)(step ? layer : turn % sets.layers);
-  });
+  };
+  const std::optional<CardClock> card = card_clock(backend);
+  result.us = card ? sample_on_card(*card, options, step ? 1 : sets.layers, run) : sample(load, options, what, run);
   return result;
 }
 

@@ -23,6 +23,10 @@ const std::vector<BenchShape>& bench_shapes();
 /// The sizes of a model on disk; reads its headers only.
 LlamaConfig model_shape(const std::string& model);
 
+/// Bytes a second at which a card can be read at most, as it was measured; nothing for others. On an H200: one launch
+/// that streams an 8B model's INT4 weights and does nothing else (docs/PERF.md).
+std::optional<double> read_ceiling(const Backend& backend);
+
 /// Names of the operations of a phase, in the order of a step.
 std::vector<std::string> bench_op_names(bool prefill);
 
@@ -38,8 +42,9 @@ struct BenchOptions {
   int64_t tokens = 512;          ///< prefill: new tokens of each
   int64_t layers = 0;            ///< step: layers that run, 0: all. op, block: sets of weights and cache that take
                                  ///< turns, 0: enough to exceed the last-level cache twice, where memory allows
-  int repeat = 10;               ///< samples
-  double sample_seconds = 2e-3;  ///< runs are repeated within a sample until it is this long
+  int repeat = 0;                ///< samples; 0: 40 on a card, 10 elsewhere
+  double sample_seconds = 2e-3;  ///< runs are repeated within a sample until it is this long; on a card a sample is one
+                                 ///< run on each set
   double warm_up_seconds = 0.1;  ///< runs before anything counts: caches, page tables and clocks settle
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;
 };
@@ -60,8 +65,8 @@ inline constexpr const char* kBenchBytes =
     "weights with their scales and padding as the backend holds them; cached keys and values with their scales that\n"
     "are read or written; activations read and written, once each. Single numbers a row (scales, sums) are left out.";
 
-/// `what`: a name of bench_op_names, "block" or "step". Error before anything large is allocated where memory does not
-/// suffice.
+/// `what`: a name of bench_op_names, several of them that follow one another, joined by "+", "block" or "step". Error
+/// before anything large is allocated where memory does not suffice.
 BenchResult run_benchmark(Backend& backend, const std::string& what, const BenchOptions& options);
 
 }  // namespace fut
