@@ -15,6 +15,12 @@ int attention_splits(int kv_heads) {
   return splits > 1 ? splits : 1;
 }
 
+int attention_splits_a_block(int rows, int kv_heads, int splits) {
+  int take = 1;
+  while (take < splits && int64_t{rows} * kv_heads * splits / (2 * take) >= int64_t{3} * multiprocessors()) take *= 2;
+  return take;
+}
+
 size_t attention_partial_bytes(int rows, int heads, int head_dim, int splits) {
   return size_t{sizeof(float)} * rows * heads * splits * (head_dim + 4);
 }

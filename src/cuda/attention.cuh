@@ -3,7 +3,8 @@
 // LAYOUT     kv_page.h. Keys are operand A (16 tokens x 16 channels), the group's query heads are n = 8 (two column
 // tiles
 //            beyond 8 heads); O^T = V^T P^T likewise, with P turned by movmatrix.
-// SCHEDULE   A block takes (row, KV head, split): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). Items
+// SCHEDULE   A split is (row, KV head, s): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). A block takes one
+//            or, in large batches, several splits of a row and head one after another. Items
 //            go through a ring: INT4 pages by one bulk copy each, or tiles of 16 tokens row by row (BF16, E4M3, and an
 //            INT4 sequence's sinks and own page). Four warps take 16 tokens each of every page, or tiles in turn, and
 //            fetch in turn. The last block of a row and KV head to arrive merges the splits, in their order.
@@ -27,8 +28,9 @@ class AttentionBlock {
 
   __device__ AttentionBlock(const AttentionLaunch& args, uint8_t* memory, uint64_t* full, uint64_t* empty, float* starts)
       : args_(args), warp_(threadIdx.x >> 5), lane_(threadIdx.x & 31), memory_(memory), starts_(starts) {
-    const int unit = blockIdx.x / args.splits, J = args.cache.kv_heads;
-    split_ = blockIdx.x % args.splits;
+    const int blocks = (args.splits + args.splits_a_block - 1) / args.splits_a_block, J = args.cache.kv_heads;
+    const int unit = blockIdx.x / blocks;
+    first_ = blockIdx.x % blocks * args.splits_a_block;
     head_ = unit % J;
     row_ = unit / J;
     group_ = args.heads / J;
@@ -47,25 +49,39 @@ class AttentionBlock {
 
   __device__ void run() {
     sequence_ = args_.map.sequence[row_];
-    piece_.locate(args_.map.position[row_], args_.splits, split_);
-    if (split_ >= piece_.pieces) return;
-    constexpr int kAhead = kItemSlots - 2;  // two slots of grace, so that the fetching warp need not wait for the others
-    for (int item = warp_; item < kAhead; item += kAttentionWarps) fetch(item);
+    piece_.locate(args_.map.position[row_], args_.splits, first_);
+    if (first_ >= piece_.pieces) return;
+    end_ = min(first_ + args_.splits_a_block, piece_.pieces);
+    ahead_ = piece_;
+    ahead_split_ = first_;
+    for (int i = 0; i < kAhead; ++i) fetch_next();
     const KvCache& cache = args_.cache;
     AttentionWarp<Shape> core;
     core.begin(args_.q + (int64_t{row_} * args_.heads + head_ * group_) * E, group_,
                Shape::kInt4 ? cache.key_factor[head_] : 1.0f, Shape::kInt4 ? cache.value_factor[head_] : 1.0f,
                starts_ + warp_ * AttentionWarp<Shape>::kStartFloats);
+    int slot = 0;
+    uint32_t parity = 0;
+    for (int split = first_; split < end_; ++split) {
+      if (split > first_) {
+        piece_.locate(args_.map.position[row_], args_.splits, split);
+        core.restart();
+      }
 #pragma unroll 1
-    for (int item = 0; item < piece_.items; ++item) {
-      const int slot = item % kItemSlots;
-      if ((item + kAhead) % kAttentionWarps == warp_) fetch(item + kAhead);
-      barrier_wait(full_ + 8 * slot, item / kItemSlots & 1);
-      if (piece_.takes(warp_, item)) core.attend(piece_, item, warp_, slots_ + slot * Shape::kSlotBytes);
-      __syncwarp();
-      if (lane_ == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the slot overwritten while lanes still read it
+      for (int item = 0; item < piece_.items; ++item) {
+        fetch_next();
+        barrier_wait(full_ + 8 * slot, parity);
+        if (piece_.takes(warp_, item)) core.attend(piece_, item, warp_, slots_ + slot * Shape::kSlotBytes);
+        __syncwarp();
+        if (lane_ == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the slot overwritten while lanes still read it
+        if (++slot == kItemSlots) {
+          slot = 0;
+          parity ^= 1;
+        }
+      }
+      merge_warps(core, split);
     }
-    merge_warps(core);
+    if (piece_.pieces > 1) merge_splits();
   }
 
  private:
@@ -87,24 +103,35 @@ class AttentionBlock {
     return c.tails + ((tail * 2 + which) * kKvPageTokens + token % kKvPageTokens) * E;
   }
 
-  /// One item into its slot, by a whole warp.
-  __device__ void fetch(int item) {
-    if (item >= piece_.items) return;
-    const int slot = item % kItemSlots, round = item / kItemSlots;
+  /// Two slots of grace, so that the fetching warp need not wait for the others.
+  static constexpr int kAhead = kItemSlots - 2;
+
+  /// The next item of this block's pieces into its slot; warps take turns.
+  __device__ void fetch_next() {
+    if (ahead_split_ >= end_) return;
+    const int slot = fetched_ % kItemSlots, round = fetched_ / kItemSlots;
+    if (fetched_ % kAttentionWarps == warp_) fetch(ahead_item_, slot, round);
+    ++fetched_;
+    if (++ahead_item_ < ahead_.items) return;
+    ahead_item_ = 0;
+    if (++ahead_split_ < end_) ahead_.locate(ahead_.position, args_.splits, ahead_split_);
+  }
+
+  __device__ void fetch(int item, int slot, int round) {
     const uint32_t data = slots_ + slot * Shape::kSlotBytes, barrier = full_ + 8 * slot;
     if (round > 0) barrier_wait(empty_ + 8 * slot, (round - 1) & 1);
-    if (!piece_.is_page(item)) return fetch_tile(item, data, barrier);
+    if (!ahead_.is_page(item)) return fetch_tile(item, data, barrier);
     const uint32_t bytes = static_cast<uint32_t>(KvPageLayout{Shape::kDtype, E}.page_bytes());
     if (lane_ == 0) {
       barrier_expect(barrier, bytes);
-      bulk_copy(data, page(piece_.page(item)), bytes, barrier);
+      bulk_copy(data, page(ahead_.page(item)), bytes, barrier);
     }
   }
 
   /// Sixteen tokens, row by row: lanes 0-15 their keys, lanes 16-31 their values. Rows beyond the query are not there.
   __device__ void fetch_tile(int item, uint32_t data, uint32_t barrier) {
-    const int start = piece_.tile_start(item);
-    const int valid = piece_.tile_tokens(item);
+    const int start = ahead_.tile_start(item);
+    const int valid = ahead_.tile_tokens(item);
     const int which = lane_ >> 4, row = lane_ & 15;
     const uint32_t to = data + which * Shape::kValueRows + row * Shape::kPitch;
     if (row >= valid) {
@@ -120,7 +147,7 @@ class AttentionBlock {
     if (row < valid) {
       const void* from;
       if constexpr (Shape::kInt4) {
-        from = exact_row(start + row, which, piece_.is_sink(item));
+        from = exact_row(start + row, which, ahead_.is_sink(item));
       } else {
         from = page(start / kKvPageTokens) + which * layout.value_offset() + (token + row) * Shape::kRowBytes;
       }
@@ -133,14 +160,13 @@ class AttentionBlock {
   }
 
   /// Adds the warps' sums, in their order; the row's only piece is stored, others are left for merge_splits().
-  __device__ void merge_warps(AttentionWarp<Shape>& core) {
-    float* sums = reinterpret_cast<float*>(memory_);
+  __device__ void merge_warps(AttentionWarp<Shape>& core, int split) {
+    float* sums = reinterpret_cast<float*>(memory_ + Shape::kRing);
     float* ends = sums + kAttentionWarps * NB * 8 * E;
-    __syncthreads();  // closes: slots of slower warps overwritten
+    __syncthreads();  // closes: sums of the last piece overwritten while read
     core.publish(warp_, sums, ends);
     __syncthreads();  // closes: sums read before all warps have written theirs
-    const int unit = row_ * args_.cache.kv_heads + head_;
-    float* parts = args_.partial + int64_t{unit} * args_.splits * group_ * (E + 4);
+    float* parts = partials();
     for (int i = threadIdx.x; i < group_ * E; i += kAttentionThreads) {
       const int h = i / E, c = i % E;
       float top = -INFINITY, sum = 0.0f, value = 0.0f;
@@ -155,20 +181,27 @@ class AttentionBlock {
         store(h, c, value / sum);
         continue;
       }
-      float* part = parts + (split_ * group_ + h) * (E + 4);
+      float* part = parts + (split * group_ + h) * (E + 4);
       __stcg(part + c, value);
       if (c == 0) __stcg(reinterpret_cast<float2*>(part + E), make_float2(top, sum));
     }
-    if (piece_.pieces > 1) merge_splits(unit, parts);
+  }
+
+  __device__ float* partials() const {
+    const int64_t unit = int64_t{row_} * args_.cache.kv_heads + head_;
+    return args_.partial + unit * args_.splits * group_ * (E + 4);
   }
 
   /// The last block to arrive adds all pieces, in their order. Loads do not wait for one another: the ends first, then
   /// four channels a thread over all pieces.
-  __device__ void merge_splits(int unit, const float* parts) {
+  __device__ void merge_splits() {
     __shared__ bool last;
+    const float* parts = partials();
+    const unsigned blocks = (piece_.pieces + args_.splits_a_block - 1) / args_.splits_a_block;
     __threadfence();  // the parts before the arrival
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(args_.arrived + unit, piece_.pieces - 1) == static_cast<unsigned>(piece_.pieces) - 1;
+    if (threadIdx.x == 0)
+      last = blocks == 1 || atomicInc(args_.arrived + row_ * args_.cache.kv_heads + head_, blocks - 1) == blocks - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();                                    // the arrivals before their parts
@@ -210,15 +243,16 @@ class AttentionBlock {
   }
 
   const AttentionLaunch& args_;
-  int warp_, lane_, split_, head_, row_, group_, sequence_ = 0;
+  int warp_, lane_, first_, end_ = 0, head_, row_, group_, sequence_ = 0;  ///< splits first_ .. end_ - 1
   uint8_t* memory_;
   uint32_t slots_, full_, empty_;
   float* starts_;
-  AttentionPiece<Shape> piece_;
+  AttentionPiece<Shape> piece_, ahead_;  ///< of the item at hand, and of the next to be fetched
+  int ahead_split_ = 0, ahead_item_ = 0, fetched_ = 0;
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 3 : 2)
+__global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 4 : 2)
     attention_kernel(const __grid_constant__ AttentionLaunch args) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[kItemSlots], empty[kItemSlots];
@@ -232,7 +266,8 @@ __global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 3 : 2)
 
 template <Dtype kDtype, int E>
 void launch_attention(const char* op, const AttentionLaunch& args, cudaStream_t stream) {
-  const int64_t blocks = int64_t{args.rows} * args.cache.kv_heads * args.splits;
+  const int64_t blocks = int64_t{args.rows} * args.cache.kv_heads *
+                         ((args.splits + args.splits_a_block - 1) / args.splits_a_block);
   FUT_CHECK(blocks < 1ll << 31, op, ": ", args.rows, " rows in one launch are too many");
   const auto run = [&](auto shape) {
     using Shape = decltype(shape);

@@ -26,6 +26,7 @@ struct AttentionLaunch {
   float out_scale = 1.0f;  ///< f16: out = value / out_scale, saturated
   unsigned long long* saturated = nullptr;
   int splits = 1;               ///< a row's pages are cut into at most this many pieces
+  int splits_a_block = 1;       ///< attention_splits_a_block(); changes nothing in the result
   float* partial = nullptr;     // attention_partial_bytes(), where splits > 1
   unsigned* arrived = nullptr;  // (T, J) zeros; left as zeros
 };
@@ -33,6 +34,8 @@ struct AttentionLaunch {
 /// Pieces that a row's pages are cut into. It depends on the number of KV heads and the card alone, so that a sequence
 /// gives the same bits alone and in a batch.
 int attention_splits(int kv_heads);
+/// As many as leave every SM something to do.
+int attention_splits_a_block(int rows, int kv_heads, int splits);
 size_t attention_partial_bytes(int rows, int heads, int head_dim, int splits);
 
 void attention(const char* op, const AttentionLaunch& args, cudaStream_t stream);

@@ -7,7 +7,7 @@
 namespace fut::cuda {
 
 inline constexpr int kAttentionWarps = 4, kAttentionThreads = kAttentionWarps * 32;
-inline constexpr int kItemSlots = 8;  ///< items in flight in a block of attention.cuh
+inline constexpr int kItemSlots = 4;  ///< items in flight in a block of attention.cuh
 inline constexpr float kWeightBias = 15.0f;  ///< softmax weights are kept times 2^15
 
 template <Dtype kDtype_, int E_, int NB_>
@@ -20,7 +20,7 @@ struct AttentionShape {
   static constexpr int kSlotBytes = (32 * kPitch + (kE4m3 ? 128 : 0) + 127) / 128 * 128;
   static constexpr int kMergeBytes = kAttentionWarps * NB * 8 * (E + 2) * 4;
   static constexpr int kRing = kItemSlots * kSlotBytes;
-  static constexpr int kSharedBytes = kRing > kMergeBytes ? kRing : kMergeBytes;
+  static constexpr int kSharedBytes = kRing + kMergeBytes;
 };
 
 /// One warp's running softmax over the items it has seen. Lane 4 g + t owns heads 2t and 2t + 1 of every column tile:

@@ -76,6 +76,7 @@ class AttentionWarp {
     load_queries();
     state_.clear();
   }
+  __device__ void restart() { state_.clear(); }
 
   /// Warp w's part of an item.
   __device__ void attend(const AttentionPiece<Shape>& piece, int item, int w, uint32_t data) {

@@ -151,12 +151,16 @@ void check(const char* op, const KvCache& c) {
 
 }  // namespace
 
+float query_scale(int head_dim) {
+  return static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(head_dim)));
+}
+
 void finish_qkv(const char* op, const QkvFinish& args, cudaStream_t stream) {
   check(op, args.cache);
   const int E = args.cache.layout.head_dim;
   for (int first = 0; first < args.rows; first += 65535) {
     QkvFinish part = args;
-    part.q_scale = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(E)));
+    part.q_scale = query_scale(E);
     const int64_t J = args.cache.kv_heads, H = args.heads;
     part.rows = args.rows - first < 65535 ? args.rows - first : 65535;
     part.y += first * (H + 2 * J) * E;

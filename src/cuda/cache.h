@@ -22,6 +22,9 @@ struct QkvFinish {
   bool append = false;             ///< decode: the block that finished a key or value also puts it into the cache
 };
 
+/// log2(e) / sqrt(E).
+float query_scale(int head_dim);
+
 void finish_qkv(const char* op, const QkvFinish& args, cudaStream_t stream);
 
 /// Prefill: k and v of this call into the cache. `longest`: new rows of the longest sequence.

@@ -10,6 +10,7 @@
 #include "cuda/gemm_decode.h"
 #include "cuda/place.h"
 #include "cuda/rows.h"
+#include "cuda/step.h"
 
 namespace fut {
 namespace cuda {
@@ -56,6 +57,7 @@ class CudaBackend final : public Backend {
     FUT_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_));
     FUT_CUDA(cudaStreamSynchronize(stream_));
     counters_.flush(stream_);
+    check_step();
   }
 
   cudaStream_t stream() const { return stream_; }
@@ -144,7 +146,101 @@ class CudaBackend final : public Backend {
     normalised_gemm("lm_head", args.residual, args.head, row, static_cast<int>(args.rows), gemm);
   }
 
+  /// One kernel for the step where it is faster than the operations: docs/PERF.md.
+  bool decode_step(const DecodeStepArgs& args) override {
+    if (args.batch.rows == 0 || args.batch.rows > kStepRows || args.layer_count == 0) return false;
+    const DecodeLayer& first = args.layers[0];
+    StepPlan plan;
+    plan.weights = first.qkv.dtype;
+    plan.group = first.qkv.group;
+    plan.kv = first.cache.layout.dtype;
+    plan.head_dim = first.cache.layout.head_dim;
+    std::vector<StepLayer> layers;
+    for (int64_t l = 0; l < args.layer_count; ++l) {
+      const DecodeLayer& from = args.layers[l];
+      StepLayer to;
+      int i = 0;
+      for (const Weight* w : {&from.qkv, &from.o, &from.gate_up, &from.down}) {
+        if (w->dtype != plan.weights || w->group != plan.group) return false;
+        to.matrix[i++] = {static_cast<const uint8_t*>(w->data), w->scale};
+      }
+      to.attention_scale = from.attention_guard;
+      to.swiglu_scale = from.swiglu_guard;
+      to.pages = from.cache.pages;
+      to.tails = from.cache.tails;
+      to.sinks = from.cache.sinks;
+      to.key_factor = from.cache.key_factor;
+      to.value_factor = from.cache.value_factor;
+      to.key_mean = from.cache.key_mean;
+      layers.push_back(to);
+    }
+    if (args.head.dtype != plan.weights || args.head.group != plan.group || args.embedding.dtype != Dtype::bf16)
+      return false;
+    StepArgs& a = plan.args;
+    a.layer_count = static_cast<int>(args.layer_count);
+    a.batch = static_cast<int>(args.batch.rows);
+    a.width = static_cast<int>(args.width);
+    a.feed_forward = static_cast<int>(args.feed_forward);
+    a.heads = args.heads;
+    a.kv_heads = first.cache.kv_heads;
+    a.rope = args.rope;
+    a.shape[static_cast<int>(Product::head)].rows = static_cast<int>(args.head.rows);
+    if (!plan_step(plan).empty()) return false;
+    for (int b = 0; b < a.batch; ++b) {
+      FUT_CHECK(args.tokens[b] >= 0 && args.tokens[b] < args.embedding.rows, "token id ", args.tokens[b],
+                " is outside the model's vocabulary of ", args.embedding.rows);
+    }
+    const DeviceBatch batch = on_device(args.batch, first.cache);
+    small_.begin();
+    const size_t tokens = small_.add(args.tokens, a.batch);
+    small_.send(stream_);
+    layers_.begin();
+    const size_t table = layers_.add(layers.data(), layers.size());
+    layers_.send(stream_);
+    a.head = {static_cast<const uint8_t*>(args.head.data), args.head.scale};
+    a.layers = layers_.at<StepLayer>(table);
+    a.eps = args.eps;
+    a.q_scale = query_scale(plan.head_dim);
+    a.embedding = args.embedding;
+    a.tokens = small_.at<int32_t>(tokens);
+    a.position = batch.map.position;
+    a.page_table = batch.cache.page_table;
+    a.table_width = first.cache.table_width;
+    a.slot = batch.cache.slot;
+    a.tail_in = batch.cache.tail_in;
+    a.splits = attention_splits(a.kv_heads);
+    size_t words[kStages];
+    step_words(plan, words);
+    uint2** to[] = {&a.x_in, &a.y, &a.partial, &a.a, &a.x_mid, &a.h};
+    for (int i = 0; i < kStages; ++i) *to[i] = handed_over_[i].reserve<uint2>(words[i], stream_, true);
+    a.x = y_.reserve<float>(static_cast<size_t>(a.batch) * a.width, stream_);
+    a.logits = args.logits;
+    a.tag_base = tag_base_.reserve<uint32_t>(1, stream_, true);
+    a.fault = fault_.reserve<StepFault>(1, stream_, true);
+    a.saturated = counters_.of(args.saturated, stream_);
+    cuda::decode_step(plan, stream_);
+    step_layers_ = args.layer_count;
+    return true;
+  }
+
  private:
+  static constexpr int64_t kStepRows = 1;  ///< beyond, the operations one by one are faster (docs/PERF.md)
+
+  /// A step that gave up waiting left word of where. Called when the stream is idle.
+  void check_step() {
+    if (step_layers_ == 0) return;
+    const int64_t period = (step_layers_ + 1) * kStages;
+    step_layers_ = 0;
+    StepFault fault;
+    FUT_CUDA(cudaMemcpyAsync(&fault, fault_.reserve<StepFault>(1, stream_, true), sizeof fault, cudaMemcpyDeviceToHost,
+                             stream_));
+    FUT_CUDA(cudaStreamSynchronize(stream_));
+    if (!fault.raised) return;
+    FUT_CUDA(cudaMemsetAsync(fault_.reserve<StepFault>(1, stream_, true), 0, sizeof fault, stream_));
+    fail("decode step: block ", fault.block, " gave up waiting for ", cuda::name_of(static_cast<Stage>(fault.stage)),
+         " of layer ", (fault.expected - 1) % period / kStages, " (tag ", fault.expected, ", found ", fault.seen, ")");
+  }
+
   /// A batch's arrays on the device, and the cache with them in place of the host's.
   struct DeviceBatch {
     KvCache cache;
@@ -213,6 +309,11 @@ class CudaBackend final : public Backend {
       part.a = static_cast<const uint8_t*>(args.a) + first * a_row_bytes;
       part.out = static_cast<uint8_t*>(args.out) + first * out_row_bytes;
       if (args.row_factor) part.row_factor = args.row_factor + first;
+      if (part.batch > kGemmRowMajorRows) {
+        void* packed = packed_.reserve<Half>(static_cast<size_t>(kGemmMaxRows) * weight.cols, stream_);
+        pack_rows(part.a, part.batch, static_cast<int>(weight.cols), packed, stream_);
+        part.a = packed;
+      }
       gemm_decode(op, weight, part, stream_);
     }
   }
@@ -284,6 +385,7 @@ class CudaBackend final : public Backend {
     a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
     if (decode) {
       a.splits = attention_splits(a.cache.kv_heads);
+      a.splits_a_block = attention_splits_a_block(a.rows, a.cache.kv_heads, a.splits);
       a.partial = partial_.reserve<float>(
           attention_partial_bytes(a.rows, a.heads, a.cache.layout.head_dim, a.splits) / 4, stream_);
       a.arrived = arrived_.reserve<unsigned>(static_cast<size_t>(a.rows) * a.cache.kv_heads, stream_, true);
@@ -317,8 +419,10 @@ class CudaBackend final : public Backend {
   }
 
   cudaStream_t stream_ = nullptr;
-  Scratch y_, a16_, factor_, partial_, arrived_, amax_;
-  Mirror batch_, small_;
+  Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_;
+  Mirror batch_, small_, layers_;
+  Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
+  int64_t step_layers_ = 0;                           ///< of the step that check_step() has yet to ask about
   Counters counters_;
 };
 

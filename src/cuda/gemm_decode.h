@@ -20,7 +20,7 @@ struct GemmArgs {
   const uint8_t* weight = nullptr;      // tiles [ceil(N / 16)][K / 64]
   const float* weight_scale = nullptr;  // (N), e4m3
   int rows = 0, cols = 0;               ///< N, K
-  const void* a = nullptr;              // (B, K) row-major: f32 to be normalised, else f16 or bf16
+  const void* a = nullptr;              // (B, K) row-major: f32 to be normalised, else f16 or bf16; B > 8: packed
   bool normalise = false;               ///< a[b] / rms(a[b]), rounded to the operand's type
   float eps = 0.0f;
   const int64_t* row = nullptr;       // (B) or null: which rows of a; only with normalise
@@ -41,6 +41,13 @@ bool gemm_normalises(const Weight& weight, int batch);
 
 /// Fills in the weight's part of `args` and launches. B <= kGemmMaxRows.
 void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream_t stream);
+
+/// More rows than this are read packed, block by block of 512 columns: [K / 512][B][512], and in every row's 128 bytes the
+/// 16-byte unit u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice.
+inline constexpr int kGemmRowMajorRows = 8, kGemmPackedColumns = 512;
+
+/// packed = a (rows, cols) of 16-bit elements; rows <= kGemmMaxRows.
+void pack_rows(const void* a, int rows, int cols, void* packed, cudaStream_t stream);
 
 /// Bytes of a tile of 16 x 64 weights.
 int weight_tile_bytes(Dtype dtype, int group);

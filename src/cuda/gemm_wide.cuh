@@ -3,8 +3,8 @@
 // LAYOUT     gemm_decode.cuh's.
 // SCHEDULE   At these batches it is the activations that cost: every block reads all of them for every group of rows that it
 //            takes. So a block takes 2 W row tiles at a time (SwiGLU: W pairs), W up to 4: consumer w of 16 works on W rows
-//            (half w / 8 of them) and on class w % 8 of the k-tiles, and keeps W x NB accumulators. Weights and rows of
-//            activations ride in one ring; the producer sends weights before the previous kernel has ended. Sums meet in
+//            (half w / 8 of them) and on class w % 8 of the k-tiles, and keeps W x NB accumulators. Weights and packed
+//            rows of activations ride in one ring; the producer sends weights before the previous kernel has ended. Sums meet in
 //            shared memory, two row tiles and 16 rows of the batch at a time, and the consumers finish them.
 // NUMERICS   gemm_decode.cuh's.
 // ROOFLINE   docs/PERF.md.
@@ -26,10 +26,9 @@ struct WideShape {
   static constexpr int NB = kColumnTiles_, W = kRowPairs_;
   static constexpr int kChunk = NB == 2 ? 2 * kClasses : kClasses;  ///< k-tiles
   static constexpr int kTilesPerWarp = kChunk / kClasses;
-  static constexpr int kRowPitch = kChunk * 128 + 16;
   static constexpr int kWeightBytes = 2 * W * kChunk * Tile::kBytes;
   static constexpr int kReduceBytes = kConsumerWarps * 2 * 512;
-  FUT_HD static int stage_bytes(int batch) { return kWeightBytes + batch * kRowPitch; }
+  FUT_HD static int stage_bytes(int batch) { return kWeightBytes + batch * kChunk * 128; }
 };
 
 template <class Shape>
@@ -37,6 +36,7 @@ class WideBlock {
  public:
   using Tile = typename Shape::Tile;
   static constexpr int NB = Shape::NB, W = Shape::W, kChunk = Shape::kChunk;
+  static constexpr int kBlockTiles = kGemmPackedColumns / 64;  ///< k-tiles of a block of packed rows
 
   __device__ WideBlock(const GemmArgs& args, uint8_t* memory, uint64_t* full, uint64_t* empty)
       : args_(args),
@@ -85,7 +85,8 @@ class WideBlock {
 #pragma unroll
         for (int i = 0; i < Shape::kTilesPerWarp; ++i) {
           const int tile = warp % kClasses + i * kClasses;
-          if (chunk * kChunk + tile < col_tiles_) multiply(acc, ring_ + slot * stage_bytes_, tile, warp / kClasses, lane);
+          if (chunk * kChunk + tile < col_tiles_)
+            multiply(acc, ring_ + slot * stage_bytes_, chunk, tile, warp / kClasses, lane);
         }
 #pragma unroll
         for (int w = 0; w < W; ++w) {
@@ -127,17 +128,19 @@ class WideBlock {
   }
 
   __device__ void send_rows(int i, int lane) {
-    if (lane >= args_.batch) return;
-    const int slot = i % args_.stages, chunk = i % chunks_;
-    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
-    bulk_copy(ring_ + slot * stage_bytes_ + Shape::kWeightBytes + lane * Shape::kRowPitch,
-              static_cast<const uint16_t*>(args_.a) + int64_t{lane} * args_.cols + chunk * kChunk * 64, tiles * 128,
-              full_ + 8 * slot);
+    const int slot = i % args_.stages, chunk = i % chunks_, first = chunk * kChunk + lane * kBlockTiles;
+    if (lane >= kChunk / kBlockTiles || first >= col_tiles_) return;
+    bulk_copy(ring_ + slot * stage_bytes_ + Shape::kWeightBytes + lane * args_.batch * kBlockTiles * 128,
+              static_cast<const uint16_t*>(args_.a) + int64_t{first} * 64 * args_.batch,
+              min(kBlockTiles, col_tiles_ - first) * args_.batch * 128, full_ + 8 * slot);
   }
 
   /// Two column tiles at a time, so that fragments and accumulators fit the registers together.
-  __device__ void multiply(float (&acc)[W][NB][4], uint32_t stage, int tile, int r, int lane) const {
-    const uint32_t rows = stage + Shape::kWeightBytes + tile * 128 + (lane >> 3) * 16;
+  __device__ void multiply(float (&acc)[W][NB][4], uint32_t stage, int chunk, int tile, int r, int lane) const {
+    const int block = tile / kBlockTiles;
+    const int pitch = min(kBlockTiles, col_tiles_ - chunk * kChunk - block * kBlockTiles) * 128;
+    const uint32_t rows =
+        stage + Shape::kWeightBytes + block * args_.batch * kBlockTiles * 128 + tile % kBlockTiles * 128;
     const uint32_t weights = stage + (r * W * kChunk + tile) * Tile::kBytes;
 #pragma unroll
     for (int first = 0; first < NB; first += 2) {
@@ -147,8 +150,9 @@ class WideBlock {
       for (int i = 0; i < 2; ++i) {
         const int n = min((first + i) * 8 + (lane & 7), args_.batch - 1);  // rows beyond the batch are never stored
         uint32_t low[4], high[4];
-        load_matrices(low, rows + n * Shape::kRowPitch);
-        load_matrices(high, rows + n * Shape::kRowPitch + 64);
+        const uint32_t row = rows + n * pitch;
+        load_matrices(low, row + ((lane >> 3) ^ (n & 7)) * 16);
+        load_matrices(high, row + ((lane >> 3 | 4) ^ (n & 7)) * 16);
 #pragma unroll
         for (int k = 0; k < 4; ++k) b[i][k] = low[k], b[i][k + 4] = high[k];
         Tile::make_start(start[i], b[i]);

@@ -4,6 +4,7 @@
 // NUMERICS   sums of squares and 1 / rms FP32, in the order of weight_tile.cuh.
 // ROOFLINE   bytes; not optimised.
 #include "cuda/block.cuh"
+#include "cuda/gemm_decode.h"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/rows.h"
@@ -148,7 +149,24 @@ __global__ void add_to_residual_kernel(const __grid_constant__ Residual r, const
   copy_to_e4m3(r, t, width, before);
 }
 
+/// Block (512 columns, row): 64 threads, a unit each.
+__global__ void pack_rows_kernel(const uint4* a, int rows, int cols, uint4* packed) {
+  release_next_kernel();
+  wait_for_previous_kernel();
+  const int first = blockIdx.x * kGemmPackedColumns, width = min(kGemmPackedColumns, cols - first), n = blockIdx.y;
+  const int unit = threadIdx.x;
+  if (unit * 8 >= width) return;
+  const int64_t to = int64_t{first} * rows + int64_t{n} * width;
+  packed[to / 8 + (unit ^ (n & 7))] = a[(int64_t{n} * cols + first) / 8 + unit];
+}
+
 }  // namespace
+
+void pack_rows(const void* a, int rows, int cols, void* packed, cudaStream_t stream) {
+  launch("pack_rows", pack_rows_kernel, dim3((cols + kGemmPackedColumns - 1) / kGemmPackedColumns, rows),
+         dim3(kGemmPackedColumns / 8), 0, stream, static_cast<const uint4*>(a), rows, cols,
+         static_cast<uint4*>(packed));
+}
 
 void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows,
                 cudaStream_t stream) {

@@ -6,6 +6,12 @@ namespace fut::cuda {
 
 using Int4Wide = StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 128, 1>>;
 using Int4Narrow = StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 64, 1>>;
+using Int4WideG32 = StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 128, 1>>;
+using Int4NarrowG32 = StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 64, 1>>;
+extern template bool fit_step<Int4WideG32>(StepArgs&);
+extern template bool fit_step<Int4NarrowG32>(StepArgs&);
+extern template void launch_step<Int4WideG32>(const StepArgs&, cudaStream_t);
+extern template void launch_step<Int4NarrowG32>(const StepArgs&, cudaStream_t);
 extern template bool fit_step<Int4Wide>(StepArgs&);
 extern template bool fit_step<Int4Narrow>(StepArgs&);
 extern template void launch_step<Int4Wide>(const StepArgs&, cudaStream_t);
@@ -16,9 +22,9 @@ namespace {
 /// Calls use(Types{}) for the plan's kernel; false where there is none.
 template <class Use>
 bool with_types(const StepPlan& plan, Use use) {
-  if (plan.weights != Dtype::int4 || plan.kv != Dtype::int4 || plan.group == 32) return false;
-  if (plan.head_dim == 128) return use(Int4Wide{}), true;
-  if (plan.head_dim == 64) return use(Int4Narrow{}), true;
+  if (plan.weights != Dtype::int4 || plan.kv != Dtype::int4) return false;
+  if (plan.head_dim == 128) return plan.group == 32 ? use(Int4WideG32{}) : use(Int4Wide{}), true;
+  if (plan.head_dim == 64) return plan.group == 32 ? use(Int4NarrowG32{}) : use(Int4Narrow{}), true;
   return false;
 }
 

@@ -1,4 +1,4 @@
-// The step kernel for INT4 weights (step.cuh).
+// The step kernel for INT4 weights, groups of 64 or 128 (step.cuh).
 #include "cuda/step.cuh"
 
 namespace fut::cuda {

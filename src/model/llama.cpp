@@ -129,6 +129,8 @@ KvCache LlamaModel::layer_cache(const LayeredCache& cache, int64_t layer) const 
 void LlamaModel::forward(const ForwardPass& pass, bool decode) {
   const int64_t rows = pass.batch.rows;
   if (rows == 0) return;
+  from_step_ = decode && whole_step(pass);
+  if (from_step_) return;
   Residual r = residual(rows, decode);
   backend_.embed({r, weights_.embedding.weight, pass.tokens, rows, config_.width});
   const Rope rope{rope_cos_.as<float>(), rope_sin_.as<float>(), static_cast<int>(config_.head_dim), positions_};
@@ -163,11 +165,51 @@ void LlamaModel::forward(const ForwardPass& pass, bool decode) {
   last_ = r;
 }
 
+/// The step as one call, where the backend has it; false where it does not.
+bool LlamaModel::whole_step(const ForwardPass& pass) {
+  if (recording_) return false;
+  std::vector<DecodeLayer> layers;
+  for (int64_t l = 0; l < config_.layers; ++l) {
+    const LayerWeights& w = weights_.for_decode(l);
+    const bool guarded = operand_type(true) == Dtype::f16;
+    const LayerConstants& c = weights_.constants[l];
+    layers.push_back({w.qkv.weight, w.o.weight, w.gate_up.weight, w.down.weight, layer_cache(pass.cache, l),
+                      guarded ? c.attention_guard : 1.0f, guarded ? c.swiglu_guard : 1.0f});
+  }
+  DecodeStepArgs args;
+  const size_t bytes = static_cast<size_t>(pass.batch.rows * config_.vocabulary) * sizeof(float);
+  if (step_logits_.bytes() < bytes) {
+    step_logits_ = Buffer();  // give the old one back first
+    step_logits_ = Buffer(backend_, bytes);
+  }
+  args.logits = step_logits_.as<float>();
+  args.tokens = pass.tokens;
+  args.embedding = weights_.embedding.weight;
+  args.head = weights_.head.weight;
+  args.layers = layers.data();
+  args.layer_count = config_.layers;
+  args.rope = {rope_cos_.as<float>(), rope_sin_.as<float>(), static_cast<int>(config_.head_dim), positions_};
+  args.batch = pass.batch;
+  args.heads = static_cast<int>(config_.heads);
+  args.width = config_.width;
+  args.feed_forward = config_.feed_forward;
+  args.eps = static_cast<float>(config_.norm_eps);
+  args.saturated = &saturation_.values;
+  return backend_.decode_step(args);
+}
+
 void LlamaModel::prefill(const ForwardPass& pass) { forward(pass, false); }
 
 void LlamaModel::decode_step(const ForwardPass& pass) { forward(pass, true); }
 
 void LlamaModel::logits(std::span<const int64_t> rows, float* out) {
+  if (from_step_) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      backend_.download(out + i * config_.vocabulary, step_logits_.as<float>() + rows[i] * config_.vocabulary,
+                        config_.vocabulary * sizeof(float));
+    }
+    return;
+  }
   LmHeadArgs args;
   args.residual = last_;
   args.head = weights_.head.weight;

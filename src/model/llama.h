@@ -63,6 +63,7 @@ class LlamaModel {
 
  private:
   void forward(const ForwardPass& pass, bool decode);
+  bool whole_step(const ForwardPass& pass);
   Residual residual(int64_t rows, bool decode);
   Operand operand(Buffer& storage, Buffer& row_scale, AmaxHistory& history, float frozen_amax, float guard, bool decode,
                   float* recorded);
@@ -86,7 +87,9 @@ class LlamaModel {
   // Activations of one pass, grown to the largest yet.
   int64_t capacity_ = 0;
   Buffer x_, sum_squares_, x8_, x8_scale_, q_, k_, v_, o_, o_scale_, h_, h_scale_;
-  Residual last_;  // of the last pass, for logits()
+  Residual last_;           // of the last pass, for logits()
+  Buffer step_logits_;      // (B, V), where the backend makes a step as a whole
+  bool from_step_ = false;  // logits() finds them there
 };
 
 }  // namespace fut

@@ -68,6 +68,10 @@ class Backend {
   virtual void down_residual(const ResidualGemmArgs& args) = 0;
 
   virtual void lm_head(const LmHeadArgs& args) = 0;
+
+  /// A whole step at once, bit for bit what the operations give one by one, where the backend has something faster than
+  /// these for it. False: nothing was done.
+  virtual bool decode_step(const DecodeStepArgs&) { return false; }
 };
 
 }  // namespace fut

@@ -164,6 +164,28 @@ struct LmHeadArgs {
   int64_t rows = 0;
 };
 
+/// One layer of a decode step; o and h are FP16 operands divided by their guards, or BF16 ones.
+struct DecodeLayer {
+  Weight qkv, o, gate_up, down;
+  KvCache cache;
+  float attention_guard = 1.0f, swiglu_guard = 1.0f;
+};
+
+/// A whole decode step, tokens to logits: embed, every layer's five operations, lm_head.
+struct DecodeStepArgs {
+  float* logits = nullptr;          // (B, V) f32
+  const int32_t* tokens = nullptr;  // (B)
+  Weight embedding, head;
+  const DecodeLayer* layers = nullptr;  // (L)
+  int64_t layer_count = 0;              ///< L
+  Rope rope;
+  Batch batch;
+  int heads = 0;                         ///< H
+  int64_t width = 0, feed_forward = 0;   ///< D, F
+  float eps = 1e-5f;
+  int64_t* saturated = nullptr;
+};
+
 void validate(const EmbedArgs& args);
 void validate_qkv(const QkvArgs& args, bool decode);
 void validate_attention(const AttentionArgs& args, bool decode);

@@ -1,0 +1,11 @@
+// The step kernel for INT4 weights, groups of 32 (step.cuh).
+#include "cuda/step.cuh"
+
+namespace fut::cuda {
+
+template bool fit_step<StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 128, 1>>>(StepArgs&);
+template bool fit_step<StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 64, 1>>>(StepArgs&);
+template void launch_step<StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 128, 1>>>(const StepArgs&, cudaStream_t);
+template void launch_step<StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 64, 1>>>(const StepArgs&, cudaStream_t);
+
+}  // namespace fut::cuda
