@@ -3,11 +3,12 @@
 // LAYOUT     kv_page.h. Keys are operand A (16 tokens x 16 channels), the group's query heads are n = 8 (two column
 // tiles
 //            beyond 8 heads); O^T = V^T P^T likewise, with P turned by movmatrix.
-// SCHEDULE   A split is (row, KV head, s): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). A block takes one
+// SCHEDULE   A split is (row, KV head, s): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). A block takes
+// one
 //            or, in large batches, several splits of a row and head one after another. Items
 //            go through a ring: INT4 pages by one bulk copy each, or tiles of 16 tokens row by row (BF16, E4M3, and an
-//            INT4 sequence's sinks and own page). Four warps take 16 tokens each of every page, or tiles in turn, and
-//            fetch in turn. The last block of a row and KV head to arrive merges the splits, in their order.
+//            INT4 sequence's sinks and own page). Four warps take halves of pages, or tiles, in turn, and fetch in
+//            turn. The last block of a row and KV head to arrive merges the splits, in their order.
 // NUMERICS   Scores and sums FP32. INT4: scales of keys multiply accumulators; scales of values multiply P, rounded to
 //            FP16 after that, P times 2^15 (so that 2^-9 of a scale and 2^-14 of a weight stay normal numbers). BF16: P
 //            is split into two BF16. Unwritten slots never reach a sum: their scores are replaced, their values zeroed.
@@ -26,7 +27,8 @@ class AttentionBlock {
  public:
   static constexpr int E = Shape::E, NB = Shape::NB;
 
-  __device__ AttentionBlock(const AttentionLaunch& args, uint8_t* memory, uint64_t* full, uint64_t* empty, float* starts)
+  __device__ AttentionBlock(const AttentionLaunch& args, uint8_t* memory, uint64_t* full, uint64_t* empty,
+                            float* starts)
       : args_(args), warp_(threadIdx.x >> 5), lane_(threadIdx.x & 31), memory_(memory), starts_(starts) {
     const int blocks = (args.splits + args.splits_a_block - 1) / args.splits_a_block, J = args.cache.kv_heads;
     const int unit = blockIdx.x / blocks;
@@ -52,6 +54,7 @@ class AttentionBlock {
     piece_.locate(args_.map.position[row_], args_.splits, first_);
     if (first_ >= piece_.pieces) return;
     end_ = min(first_ + args_.splits_a_block, piece_.pieces);
+    if (Shape::kInt4) slot_ = args_.cache.slot[sequence_], tail_ = args_.cache.tail_in[sequence_];
     ahead_ = piece_;
     ahead_split_ = first_;
     for (int i = 0; i < kAhead; ++i) fetch_next();
@@ -85,21 +88,26 @@ class AttentionBlock {
   }
 
  private:
-  __device__ const uint8_t* page(int64_t index) const {
+  /// Page ids come 32 at a time, one a lane: a load for every page would keep its warp waiting for as long as the page.
+  __device__ const uint8_t* page(int index) {
     const KvCache& c = args_.cache;
+    if (index < window_ || index >= window_ + 32) {
+      window_ = index;
+      const int mine = index + lane_, pages = ahead_.position / kKvPageTokens + 1;
+      id_ = mine < pages ? c.page_table[int64_t{sequence_} * c.table_width + mine] : 0;
+    }
     const KvPageLayout layout{Shape::kDtype, E};
-    return c.pages + (c.page_table[int64_t{sequence_} * c.table_width + index] * c.kv_heads + head_) * layout.page_bytes();
+    return c.pages + (__shfl_sync(~0u, id_, index - window_) * c.kv_heads + head_) * layout.page_bytes();
   }
 
   /// Where the BF16 row (which: 0 key, 1 value) of a token lies: this call's rows, the tail, or the sinks.
   __device__ const Bf16* exact_row(int64_t token, int which, bool sink) const {
     const KvCache& c = args_.cache;
-    const int64_t slot = c.slot[sequence_];
-    if (sink) return c.sinks + (((slot * c.kv_heads + head_) * 2 + which) * kKvSinkTokens + token) * E;
+    if (sink) return c.sinks + (((slot_ * c.kv_heads + head_) * 2 + which) * kKvSinkTokens + token) * E;
     if (args_.k && token >= args_.map.past[sequence_]) {
       return (which ? args_.v : args_.k) + ((row_ - (piece_.position - token)) * c.kv_heads + head_) * E;
     }
-    const int64_t tail = (slot * 2 + c.tail_in[sequence_]) * c.kv_heads + head_;
+    const int64_t tail = (slot_ * 2 + tail_) * c.kv_heads + head_;
     return c.tails + ((tail * 2 + which) * kKvPageTokens + token % kKvPageTokens) * E;
   }
 
@@ -122,9 +130,10 @@ class AttentionBlock {
     if (round > 0) barrier_wait(empty_ + 8 * slot, (round - 1) & 1);
     if (!ahead_.is_page(item)) return fetch_tile(item, data, barrier);
     const uint32_t bytes = static_cast<uint32_t>(KvPageLayout{Shape::kDtype, E}.page_bytes());
+    const uint8_t* from = page(ahead_.page(item));
     if (lane_ == 0) {
       barrier_expect(barrier, bytes);
-      bulk_copy(data, page(ahead_.page(item)), bytes, barrier);
+      bulk_copy(data, from, bytes, barrier);
     }
   }
 
@@ -144,18 +153,19 @@ class AttentionBlock {
     __syncwarp();  // closes: bytes that land before they are expected
     const KvPageLayout layout{Shape::kDtype, E};
     const int token = start % kKvPageTokens;
+    const uint8_t* whole = Shape::kInt4 ? nullptr : page(start / kKvPageTokens);
     if (row < valid) {
       const void* from;
       if constexpr (Shape::kInt4) {
         from = exact_row(start + row, which, ahead_.is_sink(item));
       } else {
-        from = page(start / kKvPageTokens) + which * layout.value_offset() + (token + row) * Shape::kRowBytes;
+        from = whole + which * layout.value_offset() + (token + row) * Shape::kRowBytes;
       }
       bulk_copy(to, from, Shape::kRowBytes, barrier);
     }
     if (Shape::kE4m3 && row == 0) {
       const int64_t scales = which ? layout.value_scale_offset() : layout.key_scale_offset();
-      bulk_copy(data + Shape::kScales + which * 64, page(start / kKvPageTokens) + scales + token * 4, 64, barrier);
+      bulk_copy(data + Shape::kScales + which * 64, whole + scales + token * 4, 64, barrier);
     }
   }
 
@@ -207,7 +217,8 @@ class AttentionBlock {
     __threadfence();                                    // the arrivals before their parts
     float2* ends = reinterpret_cast<float2*>(memory_);  // [head][piece]: factor and sum
     for (int i = threadIdx.x; i < group_ * piece_.pieces; i += kAttentionThreads) {
-      ends[i] = __ldcg(reinterpret_cast<const float2*>(parts + (i % piece_.pieces * group_ + i / piece_.pieces) * (E + 4) + E));
+      ends[i] = __ldcg(
+          reinterpret_cast<const float2*>(parts + (i % piece_.pieces * group_ + i / piece_.pieces) * (E + 4) + E));
     }
     __syncthreads();  // closes: ends read before they are there
     for (int i = threadIdx.x; i < group_ * E / 4; i += kAttentionThreads) {
@@ -249,6 +260,9 @@ class AttentionBlock {
   float* starts_;
   AttentionPiece<Shape> piece_, ahead_;  ///< of the item at hand, and of the next to be fetched
   int ahead_split_ = 0, ahead_item_ = 0, fetched_ = 0;
+  int window_ = -64;  ///< page id of index window_ + lane: id_
+  int64_t id_ = 0;
+  int slot_ = 0, tail_ = 0;  ///< of the sequence
 };
 
 template <class Shape>
@@ -266,8 +280,8 @@ __global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 4 : 2)
 
 template <Dtype kDtype, int E>
 void launch_attention(const char* op, const AttentionLaunch& args, cudaStream_t stream) {
-  const int64_t blocks = int64_t{args.rows} * args.cache.kv_heads *
-                         ((args.splits + args.splits_a_block - 1) / args.splits_a_block);
+  const int64_t blocks =
+      int64_t{args.rows} * args.cache.kv_heads * ((args.splits + args.splits_a_block - 1) / args.splits_a_block);
   FUT_CHECK(blocks < 1ll << 31, op, ": ", args.rows, " rows in one launch are too many");
   const auto run = [&](auto shape) {
     using Shape = decltype(shape);

@@ -7,7 +7,7 @@
 namespace fut::cuda {
 
 inline constexpr int kAttentionWarps = 4, kAttentionThreads = kAttentionWarps * 32;
-inline constexpr int kItemSlots = 4;  ///< items in flight in a block of attention.cuh
+inline constexpr int kItemSlots = 4;         ///< items in flight in a block of attention.cuh
 inline constexpr float kWeightBias = 15.0f;  ///< softmax weights are kept times 2^15
 
 template <Dtype kDtype_, int E_, int NB_>
@@ -41,21 +41,28 @@ struct Running {
   }
   __device__ static void zero(float (&x)[4]) { x[0] = x[1] = x[2] = x[3] = 0.0f; }
 
-  /// Scores of 16 tokens become weights; what was summed before is brought to the new maximum.
-  __device__ void weigh(float (&s)[NB][4]) {
+  /// Scores of kTokenTiles * 16 tokens become weights; what was summed before is brought to the new maximum.
+  template <int kTokenTiles>
+  __device__ void weigh(float (&s)[kTokenTiles][NB][4]) {
 #pragma unroll
     for (int nb = 0; nb < NB; ++nb) {
       float factor[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float top = fmaxf(largest[nb][c], fmaxf(s[nb][c], s[nb][c + 2]));
+        float top = largest[nb][c];
+#pragma unroll
+        for (int i = 0; i < kTokenTiles; ++i) top = fmaxf(top, fmaxf(s[i][nb][c], s[i][nb][c + 2]));
         for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
         factor[c] = largest[nb][c] == -INFINITY ? 0.0f : exp2f(largest[nb][c] - top);
         largest[nb][c] = top;
         const float shift = top == -INFINITY ? 0.0f : top - kWeightBias;
-        s[nb][c] = exp2f(s[nb][c] - shift);
-        s[nb][c + 2] = exp2f(s[nb][c + 2] - shift);
-        sum[nb][c] = sum[nb][c] * factor[c] + (s[nb][c] + s[nb][c + 2]);
+        sum[nb][c] *= factor[c];
+#pragma unroll
+        for (int i = 0; i < kTokenTiles; ++i) {
+          s[i][nb][c] = exp2f(s[i][nb][c] - shift);
+          s[i][nb][c + 2] = exp2f(s[i][nb][c + 2] - shift);
+          sum[nb][c] += s[i][nb][c] + s[i][nb][c + 2];
+        }
       }
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) scale(o[i][nb], factor);

@@ -1,5 +1,6 @@
-// What one warp does in attention, whoever feeds it: queries into fragments, a running softmax over items in shared memory
-// (INT4 pages, or tiles of 16 BF16 or E4M3 tokens), and its sums at the end. Kernels: attention.cuh, step_attention.cuh.
+// What one warp does in attention, whoever feeds it: queries into fragments, a running softmax over items in shared
+// memory (INT4 pages, or tiles of 16 BF16 or E4M3 tokens), and its sums at the end. Kernels: attention.cuh,
+// step_attention.cuh.
 #pragma once
 
 #include "cuda/attention_state.cuh"
@@ -10,9 +11,9 @@ namespace fut::cuda {
 /// E4M3 codes without a sign, one in each half of x: as FP16, times 2^-8.
 __device__ inline uint32_t scale_pair(uint32_t codes) { return codes << 7; }
 
-/// A row's pages are cut into pieces of equal length; this is one of them, and its list of items: tiles of 16 tokens first
-/// (INT4: those of the own page, then the sinks), then INT4 pages. Warp w of four takes tiles w, w + 4, .., and tokens
-/// 16 w .. 16 w + 15 of every page; the sinks are warp 0's, who leaves out those tokens of the first page.
+/// A row's pages are cut into pieces of equal length; this is one of them, and its list of items: tiles of 16 tokens
+/// first (INT4: those of the own page, then the sinks), then INT4 pages. Warp w of four takes tiles w, w + 4, .., and
+/// half w % 2 of every other page, beginning with page w / 2; the sinks are warp 0's.
 template <class Shape>
 struct AttentionPiece {
   int position = 0;  ///< of the query
@@ -44,13 +45,11 @@ struct AttentionPiece {
   __device__ int page(int item) const { return first + item - tiles; }
 
   /// Tokens of a tile that the query sees.
-  __device__ int tile_tokens(int item) const {
-    return min(16, position + 1 - tile_start(item));
-  }
+  __device__ int tile_tokens(int item) const { return min(16, position + 1 - tile_start(item)); }
 
   /// Whether warp w has something to do with an item.
   __device__ bool takes(int w, int item) const {
-    if (is_page(item)) return w > 0 || page(item) > 0;
+    if (is_page(item)) return ((item - tiles) & 1) == w >> 1;
     return is_sink(item) ? w == 0 : item % kAttentionWarps == w;
   }
 
@@ -68,8 +67,7 @@ class AttentionWarp {
   static constexpr int kStartFloats = E / kKvGroup * NB * 8;
 
   /// queries: (group, E), in any memory; starts: kStartFloats of shared memory, this warp's own.
-  __device__ void begin(const Bf16* queries, int group, float key_factor, float value_factor,
-                        float* starts) {
+  __device__ void begin(const Bf16* queries, int group, float key_factor, float value_factor, float* starts) {
     lane_ = threadIdx.x & 31;
     queries_ = queries, group_ = group;
     key_factor_ = key_factor, value_factor_ = value_factor, starts_ = shared_address(starts);
@@ -81,72 +79,80 @@ class AttentionWarp {
   /// Warp w's part of an item.
   __device__ void attend(const AttentionPiece<Shape>& piece, int item, int w, uint32_t data) {
     if (!piece.is_page(item)) return tile(data, piece.tile_tokens(item));
-    if constexpr (Shape::kInt4) int4_tile(data, w);
+    if constexpr (Shape::kInt4) int4_half(data, w & 1, (w & 1) == 0 && piece.page(item) == 0);
   }
 
-  /// Tokens 16 i .. 16 i + 15 of a page of INT4 keys and values.
-  __device__ void int4_tile(uint32_t data, int i) {
+  /// Tokens 32 half .. 32 half + 31 of a page of INT4 keys and values. `sinks`: the first 16 are read elsewhere,
+  /// exactly.
+  __device__ void int4_half(uint32_t data, int half, bool sinks) {
     constexpr KvPageLayout layout{Dtype::int4, E};
     const int g = lane_ >> 2;
-    float s[NB][4];
-    for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[nb]);
+    float s[2][NB][4];
 #pragma unroll
-    for (int c = 0; c < E / 64; ++c) {
-      const uint4 v = load_shared_16(data + (i * (E / 64) + c) * kInt4TileCodeBytes + lane_ * 16);
-      const uint32_t code[4] = {v.x, v.y, v.z, v.w};
+    for (int i = 0; i < 2; ++i) {
+      const int tile = 2 * half + i;
+      for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[i][nb]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int group = 2 * c + half;
-        const uint32_t scales = data + static_cast<uint32_t>(layout.key_scale_offset()) + group * 64 + 16 * i + g;
-        const uint32_t pair = scale_pair(load_shared_1(scales) | load_shared_1(scales + 8) << 16);
-        const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+      for (int c = 0; c < E / 64; ++c) {
+        const uint4 v = load_shared_16(data + (tile * (E / 64) + c) * kInt4TileCodeBytes + lane_ * 16);
+        const uint32_t code[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int nb = 0; nb < NB; ++nb) {
-          const float2 start = load_shared_f2(starts_ + ((group * NB + nb) * 8 + 2 * (lane_ & 3)) * 4);
-          float d[4] = {start.x, start.y, 16.0f * start.x, 16.0f * start.y};
+        for (int pair = 0; pair < 2; ++pair) {
+          const int group = 2 * c + pair;
+          const uint32_t scales = data + static_cast<uint32_t>(layout.key_scale_offset()) + group * 64 + 16 * tile + g;
+          const uint32_t codes = scale_pair(load_shared_1(scales) | load_shared_1(scales + 8) << 16);
+          const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&codes));
 #pragma unroll
-          for (int step = 2 * half; step < 2 * half + 2; ++step) {
-            uint32_t a[4];
-            unpack_int4(a, code[step]);
-            mma(HalfOperand{}, d, a, q_[4 * c + step][nb][0], q_[4 * c + step][nb][1]);
+          for (int nb = 0; nb < NB; ++nb) {
+            const float2 start = load_shared_f2(starts_ + ((group * NB + nb) * 8 + 2 * (lane_ & 3)) * 4);
+            float d[4] = {start.x, start.y, 16.0f * start.x, 16.0f * start.y};
+#pragma unroll
+            for (int step = 2 * pair; step < 2 * pair + 2; ++step) {
+              uint32_t a[4];
+              unpack_int4(a, code[step]);
+              mma(HalfOperand{}, d, a, q_[4 * c + step][nb][0], q_[4 * c + step][nb][1]);
+            }
+            s[i][nb][0] = fmaf(scale.x, d[0], s[i][nb][0]);
+            s[i][nb][1] = fmaf(scale.x, d[1], s[i][nb][1]);
+            s[i][nb][2] = fmaf(scale.y, d[2], s[i][nb][2]);
+            s[i][nb][3] = fmaf(scale.y, d[3], s[i][nb][3]);
           }
-          s[nb][0] = fmaf(scale.x, d[0], s[nb][0]);
-          s[nb][1] = fmaf(scale.x, d[1], s[nb][1]);
-          s[nb][2] = fmaf(scale.y, d[2], s[nb][2]);
-          s[nb][3] = fmaf(scale.y, d[3], s[nb][3]);
         }
       }
     }
     const float unit = key_factor_ * 4294967296.0f;  // 2^24 of the mask, 2^8 of the scale
 #pragma unroll
-    for (int nb = 0; nb < NB; ++nb) {
-      for (int c = 0; c < 4; ++c) s[nb][c] *= up_[nb][c & 1] * (c < 2 ? unit : unit * 0.0625f);
+    for (int i = 0; i < 2; ++i) {
+      for (int nb = 0; nb < NB; ++nb) {
+        for (int c = 0; c < 4; ++c) s[i][nb][c] *= up_[nb][c & 1] * (c < 2 ? unit : unit * 0.0625f);
+        if (i == 0 && sinks) s[i][nb][0] = s[i][nb][1] = s[i][nb][2] = s[i][nb][3] = -INFINITY;
+      }
     }
-    state_.weigh(s);
-    int4_values(data, i, s);
+    state_.template weigh<2>(s);
+    int4_values(data, half, s);
   }
 
   /// `tokens` of 16 tokens of BF16 or E4M3 rows, at least one; the rows behind them hold zeros.
   __device__ void tile(uint32_t data, int tokens) {
     const int g = lane_ >> 2;
     const bool valid[2] = {g < tokens, g + 8 < tokens};
-    float s[NB][4];
-    for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[nb]);
+    float s[1][NB][4];
+    for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[0][nb]);
     if constexpr (Shape::kE4m3) {
-      e4m3_scores(data, s);
+      e4m3_scores(data, s[0]);
     } else {
-      bf16_scores(data, s);
+      bf16_scores(data, s[0]);
     }
     for (int nb = 0; nb < NB; ++nb) {
       for (int c = 0; c < 4; ++c) {
-        if (!valid[c >> 1]) s[nb][c] = -INFINITY;  // a tile holds at least one valid token, so the maximum is finite
+        if (!valid[c >> 1]) s[0][nb][c] = -INFINITY;  // a tile holds at least one valid token, so the maximum is finite
       }
     }
-    state_.weigh(s);
+    state_.template weigh<1>(s);
     if constexpr (Shape::kE4m3) {
-      e4m3_values(data, s, valid);
+      e4m3_values(data, s[0], valid);
     } else {
-      bf16_values(data, s);
+      bf16_values(data, s[0]);
     }
   }
 
@@ -229,37 +235,49 @@ class AttentionWarp {
     }
   }
 
-  __device__ void int4_values(uint32_t data, int i, const float (&p)[NB][4]) {
+  __device__ void int4_values(uint32_t data, int half, const float (&p)[2][NB][4]) {
     constexpr KvPageLayout layout{Dtype::int4, E};
     const int t = lane_ & 3;
-    uint32_t weight[NB][2];  // B fragments: heads g, tokens 2t, + 1 and + 8, + 9
+    uint32_t weight[2][NB][2];  // B fragments: heads g, tokens 16 i + 2t, + 1 and + 8, + 9
 #pragma unroll
-    for (int nb = 0; nb < NB; ++nb) {
-      weight[nb][0] = transpose_8x8(half_pair(p[nb][0], p[nb][1]));
-      weight[nb][1] = transpose_8x8(half_pair(p[nb][2], p[nb][3]));
+    for (int i = 0; i < 2; ++i) {
+      for (int nb = 0; nb < NB; ++nb) {
+        weight[i][nb][0] = transpose_8x8(half_pair(p[i][nb][0], p[i][nb][1]));
+        weight[i][nb][1] = transpose_8x8(half_pair(p[i][nb][2], p[i][nb][3]));
+      }
     }
     const uint32_t ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
 #pragma unroll
     for (int group = 0; group < E / kKvGroup; ++group) {
-      const uint32_t scales = data + static_cast<uint32_t>(layout.value_scale_offset()) + group * 64 + 16 * i + 2 * t;
+      const uint32_t scales =
+          data + static_cast<uint32_t>(layout.value_scale_offset()) + group * 64 + 32 * half + 2 * t;
       const uint32_t tiles =
-          data + static_cast<uint32_t>(layout.value_tile_offset(group * kKvGroup)) + lane_ * 16 + 4 * i;
-      uint32_t scale[2], a[2][4];
+          data + static_cast<uint32_t>(layout.value_tile_offset(group * kKvGroup)) + lane_ * 16 + 8 * half;
+      const float2 low = load_shared_f2(tiles), high = load_shared_f2(tiles + kInt4TileCodeBytes);
+      const uint32_t code[2][2] = {{bits_of(low.x), bits_of(low.y)}, {bits_of(high.x), bits_of(high.y)}};
+      float sum[NB][4] = {};
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const uint32_t codes = load_shared_2(scales + 8 * k);
-        scale[k] = scale_pair((codes | codes << 8) & 0x00ff00ffu);
+      for (int i = 0; i < 2; ++i) {
+        uint32_t scale[2], a[2][4];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const uint32_t codes = load_shared_2(scales + 16 * i + 8 * k);
+          scale[k] = scale_pair((codes | codes << 8) & 0x00ff00ffu);
+        }
+        unpack_int4(a[0], code[0][i]);
+        unpack_int4(a[1], code[1][i]);
+#pragma unroll
+        for (int nb = 0; nb < NB; ++nb) {
+          const uint32_t b0 = multiply_halves(weight[i][nb][0], scale[0]),
+                         b1 = multiply_halves(weight[i][nb][1], scale[1]);
+          mma(HalfOperand{}, state_.o[2 * group][nb], a[0], b0, b1);
+          mma(HalfOperand{}, state_.o[2 * group + 1][nb], a[1], b0, b1);
+          mma(HalfOperand{}, sum[nb], ones, b0, b1);
+        }
       }
-      unpack_int4(a[0], load_shared_4(tiles));
-      unpack_int4(a[1], load_shared_4(tiles + kInt4TileCodeBytes));
 #pragma unroll
       for (int nb = 0; nb < NB; ++nb) {
-        const uint32_t b0 = multiply_halves(weight[nb][0], scale[0]), b1 = multiply_halves(weight[nb][1], scale[1]);
-        float sum[4] = {};
-        mma(HalfOperand{}, state_.o[2 * group][nb], a[0], b0, b1);
-        mma(HalfOperand{}, state_.o[2 * group + 1][nb], a[1], b0, b1);
-        mma(HalfOperand{}, sum, ones, b0, b1);
-        for (int c = 0; c < 2; ++c) state_.weights[group][nb][c] += sum[c];
+        for (int c = 0; c < 2; ++c) state_.weights[group][nb][c] += sum[nb][c];
       }
     }
   }

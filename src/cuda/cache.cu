@@ -54,9 +54,9 @@ __device__ void append(const KvCache& c, int64_t b, int64_t position, int head, 
   if (position < kKvSinkTokens) sink_rows(c, b, head, which)[position * E + i] = x;
   if (token != kKvPageTokens - 1) return;
   __syncthreads();  // closes: the tail's last row read before it is written
-  quantise_page(page_of(c, b, position / kKvPageTokens, head), c.layout, which,
-                (which ? c.value_factor : c.key_factor)[head], codes, threadIdx.x, blockDim.x, [&](int row) { return tail + row * E; },
-                [] { __syncthreads(); });
+  quantise_page(
+      page_of(c, b, position / kKvPageTokens, head), c.layout, which, (which ? c.value_factor : c.key_factor)[head],
+      codes, threadIdx.x, blockDim.x, [&](int row) { return tail + row * E; }, [] { __syncthreads(); });
 }
 
 /// The rotation of hadamard.h, one channel a thread: strides below 32 within a warp, then through shared memory.
@@ -137,10 +137,10 @@ __global__ void store_cache_kernel(const __grid_constant__ QkvFinish args) {
   }
   if (!full) return;
   __syncthreads();  // closes: the tail's rows read before they are written
-  quantise_page(page_of(c, b, page, head), c.layout, which, (which ? c.value_factor : c.key_factor)[head], codes,
-                threadIdx.x, blockDim.x,
-                [&](int row) { return page == first_page ? tail + row * E : new_row(page_start + row); },
-                [] { __syncthreads(); });
+  quantise_page(
+      page_of(c, b, page, head), c.layout, which, (which ? c.value_factor : c.key_factor)[head], codes, threadIdx.x,
+      blockDim.x, [&](int row) { return page == first_page ? tail + row * E : new_row(page_start + row); },
+      [] { __syncthreads(); });
 }
 
 void check(const char* op, const KvCache& c) {

@@ -422,7 +422,7 @@ class CudaBackend final : public Backend {
   Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_;
   Mirror batch_, small_, layers_;
   Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
-  int64_t step_layers_ = 0;                           ///< of the step that check_step() has yet to ask about
+  int64_t step_layers_ = 0;                          ///< of the step that check_step() has yet to ask about
   Counters counters_;
 };
 

@@ -1,13 +1,15 @@
 // MATH       y[b, n] = f(b, n) sum_k a[b, k] w[n, k], then Finish: store, add to the residual, or SwiGLU of a row pair.
 // SHAPES     B = 1..8, K a multiple of 64, any N. Weights INT4 (G = 32, 64, 128), E4M3, BF16. Refused: f32 weights.
-// LAYOUT     W is a row of tiles of 16 rows x 64 k per 16 rows: int4_fragment.h, weight_tile.cuh. The weight is operand A
+// LAYOUT     W is a row of tiles of 16 rows x 64 k per 16 rows: int4_fragment.h, weight_tile.cuh. The weight is operand
+// A
 //            of m16n8k16, the batch is n.
-// SCHEDULE   One block an SM, 16 consumer warps, a producer warp, three finishing warps. A block has a run of row tiles and
-//            takes two at a time (SwiGLU: a gate tile and its up tile) over all of K; consumer w works on row w / 8 of the
-//            two and on class w % 8 of the k-tiles. The producer streams chunks through a ring of shared memory by bulk
-//            copies, at most `window` of them in flight: more would only queue ahead of the hand-over's own traffic. It
-//            starts before the previous kernel has ended, since weights depend on nothing; everything else waits
-//            (griddepcontrol.wait).
+// SCHEDULE   One block an SM, 16 consumer warps, a producer warp, three finishing warps. A block has a run of row tiles
+// and
+//            takes two at a time (SwiGLU: a gate tile and its up tile) over all of K; consumer w works on row w / 8 of
+//            the two and on class w % 8 of the k-tiles. The producer streams chunks through a ring of shared memory by
+//            bulk copies, at most `window` of them in flight: more would only queue ahead of the hand-over's own
+//            traffic. It starts before the previous kernel has ended, since weights depend on nothing; everything else
+//            waits (griddepcontrol.wait).
 //              staged  B K fits: the activations are read once, normalised, and kept as B fragments in shared memory.
 //              ring    otherwise: rows of f16 or bf16 activations ride in the ring beside the weights they meet.
 //            Larger batches: gemm_wide.cuh.
@@ -59,7 +61,7 @@ __device__ inline void store_swiglu(const GemmArgs& args, float gate, float up, 
   if (args.out_type == Dtype::bf16) {
     static_cast<Bf16*>(args.out)[at] = to_bf16(h);
     return;
-}
+  }
   const float scaled = h / args.out_scale;
   static_cast<Half*>(args.out)[at] = to_half_saturated(scaled);
   if (args.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args.saturated, 1ull);
@@ -116,7 +118,8 @@ class GemmBlock {
   /// The producer warp: every chunk of every two row tiles, in the order of consumption.
   __device__ void produce() {
     const int lane = threadIdx.x & 31;
-    const int total = (run_.end - run_.first + stride() - 1) / stride() * chunks_, ahead = min(min(args_.stages, args_.window), total);
+    const int total = (run_.end - run_.first + stride() - 1) / stride() * chunks_,
+              ahead = min(min(args_.stages, args_.window), total);
     if constexpr (Shape::kStaged) {
       if (lane == 0) {
         for (int i = 0; i < total; ++i) send_weights(i, ahead);
@@ -243,8 +246,8 @@ class GemmBlock {
     if constexpr (Tile::kGroups > 0) make_starts();
   }
 
-  /// Start values of all k-tiles, by the very products that the ring's kernels use: a sequence gives the same bits in any
-  /// batch.
+  /// Start values of all k-tiles, by the very products that the ring's kernels use: a sequence gives the same bits in
+  /// any batch.
   __device__ void make_starts() {
     const int lane = threadIdx.x & 31, n = min(lane >> 2, args_.batch - 1), t = lane & 3;
     float2* starts = reinterpret_cast<float2*>(fragments_ + args_.batch * args_.cols * 2);
@@ -278,7 +281,8 @@ class GemmBlock {
       if (n >= B) break;
       const float* x = static_cast<const float*>(args_.a) + source_row(n) * K;
       for (int u = tid; u < K / 8; u += kConsumers) {
-        for (int i = 0; i < 4; ++i) add_squares(sum[n], *reinterpret_cast<const float2*>(x + fragment_column(u) + 8 * i));
+        for (int i = 0; i < 4; ++i)
+          add_squares(sum[n], *reinterpret_cast<const float2*>(x + fragment_column(u) + 8 * i));
       }
       for (int step = 16; step > 0; step /= 2) sum[n] += __shfl_xor_sync(~0u, sum[n], step);
       if ((tid & 31) == 0) partial[tid >> 5][n] = sum[n];

@@ -42,8 +42,8 @@ bool gemm_normalises(const Weight& weight, int batch);
 /// Fills in the weight's part of `args` and launches. B <= kGemmMaxRows.
 void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream_t stream);
 
-/// More rows than this are read packed, block by block of 512 columns: [K / 512][B][512], and in every row's 128 bytes the
-/// 16-byte unit u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice.
+/// More rows than this are read packed, block by block of 512 columns: [K / 512][B][512], and in every row's 128 bytes
+/// the 16-byte unit u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice.
 inline constexpr int kGemmRowMajorRows = 8, kGemmPackedColumns = 512;
 
 /// packed = a (rows, cols) of 16-bit elements; rows <= kGemmMaxRows.

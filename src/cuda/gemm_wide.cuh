@@ -1,11 +1,12 @@
 // MATH       gemm_decode.cuh's, for 9 to 32 rows, with the same bits a row.
-// SHAPES     B = 9..32 (NB = 2 or 4 column tiles of 8), K a multiple of 64, any N; operands f16 or bf16, normalised before.
-// LAYOUT     gemm_decode.cuh's.
-// SCHEDULE   At these batches it is the activations that cost: every block reads all of them for every group of rows that it
-//            takes. So a block takes 2 W row tiles at a time (SwiGLU: W pairs), W up to 4: consumer w of 16 works on W rows
-//            (half w / 8 of them) and on class w % 8 of the k-tiles, and keeps W x NB accumulators. Weights and packed
-//            rows of activations ride in one ring; the producer sends weights before the previous kernel has ended. Sums meet in
-//            shared memory, two row tiles and 16 rows of the batch at a time, and the consumers finish them.
+// SHAPES     B = 9..32 (NB = 2 or 4 column tiles of 8), K a multiple of 64, any N; operands f16 or bf16, normalised
+// before. LAYOUT     gemm_decode.cuh's. SCHEDULE   At these batches it is the activations that cost: every block reads
+// all of them for every group of rows that it
+//            takes. So a block takes 2 W row tiles at a time (SwiGLU: W pairs), W up to 4: consumer w of 16 works on W
+//            rows (half w / 8 of them) and on class w % 8 of the k-tiles, and keeps W x NB accumulators. Weights and
+//            packed rows of activations ride in one ring; the producer sends weights before the previous kernel has
+//            ended. Sums meet in shared memory, two row tiles and 16 rows of the batch at a time, and the consumers
+//            finish them.
 // NUMERICS   gemm_decode.cuh's.
 // ROOFLINE   docs/PERF.md.
 // REFERENCE  registers moved between warpgroups: setmaxnreg, as in CUTLASS's and DeepGEMM's kernels.
@@ -241,8 +242,8 @@ void launch_wide(const char* op, GemmArgs args, cudaStream_t stream) {
   args.stages = stages < kMaxStages ? stages : kMaxStages;
   const int units = args.finish == Finish::swiglu ? args.rows / 32 : (args.rows + 15) / 16;
   const int blocks = units < multiprocessors() ? units : multiprocessors();
-  launch(op, gemm_wide_kernel<Shape>, dim3(blocks), dim3(kWideThreads), Shape::kReduceBytes + args.stages * stage, stream,
-         args);
+  launch(op, gemm_wide_kernel<Shape>, dim3(blocks), dim3(kWideThreads), Shape::kReduceBytes + args.stages * stage,
+         stream, args);
 }
 
 /// As many rows at a time as a block has, up to what the format's tiles allow.

@@ -1,9 +1,10 @@
-// How blocks of one running kernel hand activations to one another: every 8-byte word carries 4 bytes of payload and a tag
-// that names the step, layer and stage that wrote it. A reader loads the data itself until the tags are right; there is no
-// flag, no fence and no barrier, because a 64-bit access is one access. Tags rise for ever, so nothing is ever cleared.
+// How blocks of one running kernel hand activations to one another: every 8-byte word carries 4 bytes of payload and a
+// tag that names the step, layer and stage that wrote it. A reader loads the data itself until the tags are right;
+// there is no flag, no fence and no barrier, because a 64-bit access is one access. Tags rise for ever, so nothing is
+// ever cleared.
 //
-// A word may be overwritten as soon as its stage's successor is complete: whoever writes the next value has read, through
-// the chain of stages, something of every block that still had to read this one.
+// A word may be overwritten as soon as its stage's successor is complete: whoever writes the next value has read,
+// through the chain of stages, something of every block that still had to read this one.
 //
 // REFERENCE  data that carries its own validity: NCCL's LL protocol; measured in DESIGN section 8.
 #pragma once
@@ -17,8 +18,8 @@ namespace fut::cuda {
 /// Where a wait was given up.
 struct StepFault {
   uint32_t raised = 0;
-  uint32_t block = 0, stage = 0;       ///< stage: Stage of step.h
-  uint32_t expected = 0, seen = 0;     ///< tags
+  uint32_t block = 0, stage = 0;    ///< stage: Stage of step.h
+  uint32_t expected = 0, seen = 0;  ///< tags
 };
 
 __device__ inline void publish(uint2* word, uint32_t payload, uint32_t tag) {
@@ -69,11 +70,11 @@ class Watch {
   static constexpr uint32_t kLooks = 1u << 22;  ///< some seconds; a look takes about a microsecond
 };
 
-/// words[i] = load(i), all with `tag`. After a failed look only the first missing word is looked at until it is there: what
-/// polls in vain takes bandwidth from the weights.
+/// words[i] = load(i), all with `tag`. After a failed look only the first missing word is looked at until it is there:
+/// what polls in vain takes bandwidth from the weights.
 template <int kCount, class Words, class Load, class Missing>
-__device__ inline void gather_words(Words (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, Load load,
-                                    Missing missing) {
+__device__ inline void gather_words(Words (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault,
+                                    Load load, Missing missing) {
   for (uint32_t looks = 0;;) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) words[i] = load(i);
@@ -91,13 +92,14 @@ __device__ inline void gather_words(Words (&words)[kCount], uint32_t tag, const 
 }
 template <int kCount, class From>
 __device__ inline void gather(uint4 (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, From from) {
-  gather_words(words, tag, watch, fault, [&](int i) { return load_words(from(i)); },
-               [&](const uint4& w) { return (w.y ^ tag) | (w.w ^ tag); });
+  gather_words(
+      words, tag, watch, fault, [&](int i) { return load_words(from(i)); },
+      [&](const uint4& w) { return (w.y ^ tag) | (w.w ^ tag); });
 }
 template <int kCount, class From>
 __device__ inline void gather(uint2 (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault, From from) {
-  gather_words(words, tag, watch, fault, [&](int i) { return load_word(from(i)); },
-               [&](const uint2& w) { return w.y ^ tag; });
+  gather_words(
+      words, tag, watch, fault, [&](int i) { return load_word(from(i)); }, [&](const uint2& w) { return w.y ^ tag; });
 }
 
 }  // namespace fut::cuda

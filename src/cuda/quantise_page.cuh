@@ -41,8 +41,8 @@ __device__ inline E4m3 choose_scale(const float (&x)[8], float factor) {
   return best;
 }
 
-/// Codes and scales of one half (0 keys, 1 values) of an INT4 page. row(token) -> its E BF16 elements. All `threads` threads
-/// from 0 take part, whole warps of them, and meet at sync(); `codes` is (64, E) of shared memory.
+/// Codes and scales of one half (0 keys, 1 values) of an INT4 page. row(token) -> its E BF16 elements. All `threads`
+/// threads from 0 take part, whole warps of them, and meet at sync(); `codes` is (64, E) of shared memory.
 template <class Row, class Sync>
 __device__ void quantise_page(uint8_t* page, const KvPageLayout& layout, int which, float factor, uint8_t* codes,
                               int thread, int threads, Row row, Sync sync) {

@@ -3,7 +3,6 @@
 
 namespace fut::cuda {
 
-
 using Int4Wide = StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 128, 1>>;
 using Int4Narrow = StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 64, 1>>;
 using Int4WideG32 = StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 128, 1>>;

@@ -1,11 +1,14 @@
-// MATH       A decode step of a Llama model for up to 8 sequences, embedding to logits, in one kernel: the operations of
+// MATH       A decode step of a Llama model for up to 8 sequences, embedding to logits, in one kernel: the operations
+// of
 //            cpu_backend.cpp, bit for bit as this backend's own kernels compute them one by one.
 // SHAPES     INT4, E4M3, BF16 weights; INT4 cache; E = 64, 128; at most 8 query heads a KV head; whole rotary width.
-// SCHEDULE   One block an SM, all resident. Roles that never change: a producer warp streams weights and pages through one
-//            ring from the first layer to the last, needing nothing of this step, at most `window` slots in flight; eight
-//            consumer warps; three finishing warps. While the consumers wait for activations the ring fills, and they
-//            drain it faster than memory fills it. Activations go from block to block as tagged words (handover.cuh).
-//            A layer: qkv -> y -> attention -> partial -> merge -> a -> o_proj -> x_mid -> gate_up -> h -> down -> x_in.
+// SCHEDULE   One block an SM, all resident. Roles that never change: a producer warp streams weights and pages through
+// one
+//            ring from the first layer to the last, needing nothing of this step, at most `window` slots in flight;
+//            eight consumer warps; three finishing warps. While the consumers wait for activations the ring fills, and
+//            they drain it faster than memory fills it. Activations go from block to block as tagged words
+//            (handover.cuh). A layer: qkv -> y -> attention -> partial -> merge -> a -> o_proj -> x_mid -> gate_up -> h
+//            -> down -> x_in.
 // NUMERICS   gemm_decode.cuh, attention.cuh, cache.cu.
 // ROOFLINE   Weight and page bytes over the read rate; docs/PERF.md.
 // REFERENCE  DESIGN section 8.
@@ -57,7 +60,8 @@ class StepRoles {
 
   __device__ __forceinline__ void consume() {
     StepConsumer<Types> c(args_, memory_, barriers_);
-    // A layer is four products; with one call site for all of them the kernel stays small, and so in the instruction cache.
+    // A layer is four products; with one call site for all of them the kernel stays small, and so in the instruction
+    // cache.
     for (int i = 0;; ++i) {
       const int l = i / 4, part = i % 4;
       const bool head = l == args_.layer_count;
@@ -150,7 +154,8 @@ bool fit_step(StepArgs& args) {
 template <class Types>
 void launch_step(const StepArgs& args, cudaStream_t stream) {
   const void* kernel = reinterpret_cast<const void*>(decode_step_kernel<Types>);
-  const size_t bytes = Types::kFixedBytes + args.layer_count * sizeof(StepLayer) + args.staged_bytes + args.stages * Types::kSlotBytes;
+  const size_t bytes =
+      Types::kFixedBytes + args.layer_count * sizeof(StepLayer) + args.staged_bytes + args.stages * Types::kSlotBytes;
   allow_shared_memory(kernel, bytes);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeCooperative;  // all blocks are resident, or the launch fails

@@ -10,7 +10,8 @@
 
 namespace fut::cuda {
 
-/// What is handed over, in the order of a layer. Tags are base + layer * kStages + stage + 1; layer L has x_in for the head.
+/// What is handed over, in the order of a layer. Tags are base + layer * kStages + stage + 1; layer L has x_in for the
+/// head.
 enum class Stage { x_in, y, partial, a, x_mid, h };
 inline constexpr int kStages = 6;
 const char* name_of(Stage stage);
@@ -19,8 +20,8 @@ const char* name_of(Stage stage);
 enum class Product { qkv, o, gate_up, down, head };
 inline constexpr int kProducts = 5;
 
-/// A product's shape. Its row tiles (SwiGLU: pairs of a gate tile and its up tile) are dealt out in runs: `each` to every
-/// block, and one more to the first `extra` blocks.
+/// A product's shape. Its row tiles (SwiGLU: pairs of a gate tile and its up tile) are dealt out in runs: `each` to
+/// every block, and one more to the first `extra` blocks.
 struct StepShape {
   int rows = 0, cols = 0, col_tiles = 0, row_units = 0, each = 0, extra = 0;
   int piece = 0;  ///< k-tiles whose activations are in shared memory at a time
@@ -62,22 +63,22 @@ struct StepArgs {
   Weight embedding;
   Rope rope;
   // The batch, on the device.
-  const int32_t* tokens = nullptr;       // (B)
-  const int64_t* position = nullptr;     // (B)
-  const int64_t* page_table = nullptr;   // (B, table_width)
-  const int64_t* slot = nullptr;         // (B)
-  const int8_t* tail_in = nullptr;       // (B)
+  const int32_t* tokens = nullptr;      // (B)
+  const int64_t* position = nullptr;    // (B)
+  const int64_t* page_table = nullptr;  // (B, table_width)
+  const int64_t* slot = nullptr;        // (B)
+  const int8_t* tail_in = nullptr;      // (B)
   int64_t table_width = 0;
   int splits = 1;
   // Handed over; all (words), the first index the sequence.
-  uint2* x_in = nullptr;     // (B, D) f32, units of fragment_column()
-  uint2* x_mid = nullptr;    // (B, D)
-  uint2* y = nullptr;        // (B, H E + 2 J E) f32
-  uint2* partial = nullptr;  // (B, J, splits, group, E + 2) f32
-  uint2* a = nullptr;        // (B, H E / 2) pairs of f16, units
-  uint2* h = nullptr;        // (B, F / 2)
-  float* x = nullptr;        // (B, D) the residual; an element belongs to one thread
-  float* logits = nullptr;   // (B, V)
+  uint2* x_in = nullptr;         // (B, D) f32, units of fragment_column()
+  uint2* x_mid = nullptr;        // (B, D)
+  uint2* y = nullptr;            // (B, H E + 2 J E) f32
+  uint2* partial = nullptr;      // (B, J, splits, group, E + 2) f32
+  uint2* a = nullptr;            // (B, H E / 2) pairs of f16, units
+  uint2* h = nullptr;            // (B, F / 2)
+  float* x = nullptr;            // (B, D) the residual; an element belongs to one thread
+  float* logits = nullptr;       // (B, V)
   uint32_t* tag_base = nullptr;  ///< raised by the step
   StepFault* fault = nullptr;
   StepTrace* trace = nullptr;  // (blocks, 5 L + 1) or null

@@ -1,8 +1,9 @@
-// Attention inside the step kernel, INT4 cache. A unit is (sequence, KV head, split), as in attention.cuh, and a quad of four
-// consumer warps takes one at a time; two quads work side by side. Pages and old rows of the tail come through the ring, four
-// items a slot, long before the queries are known. A unit finishes the queries of its KV head by itself from the QKV
-// product's words (RoPE, rotation, rounding: cache.cu), which costs less than one more hand-over. Units publish their
-// partial sums; then every unit merges its share of the channels over all pieces, in their order, and publishes a.
+// Attention inside the step kernel, INT4 cache. A unit is (sequence, KV head, split), as in attention.cuh, and a quad
+// of four consumer warps takes one at a time; two quads work side by side. Pages and old rows of the tail come through
+// the ring, four items a slot, long before the queries are known. A unit finishes the queries of its KV head by itself
+// from the QKV product's words (RoPE, rotation, rounding: cache.cu), which costs less than one more hand-over. Units
+// publish their partial sums; then every unit merges its share of the channels over all pieces, in their order, and
+// publishes a.
 #pragma once
 
 #include "cuda/quantise_page.cuh"
@@ -45,8 +46,7 @@ struct StepUnit {
   }
   __device__ uint8_t* page(const StepArgs& args, const StepLayer& layer, int index) const {
     constexpr KvPageLayout layout{Dtype::int4, E};
-    return layer.pages +
-           (args.page_table[b * args.table_width + index] * args.kv_heads + head) * layout.page_bytes();
+    return layer.pages + (args.page_table[b * args.table_width + index] * args.kv_heads + head) * layout.page_bytes();
   }
   __device__ uint2* partial(const StepArgs& args, int of_split) const {
     const int group = args.heads / args.kv_heads;
@@ -86,8 +86,7 @@ class StepPages {
     constexpr KvPageLayout layout{Dtype::int4, Types::E};
     const int lane = threadIdx.x & 31, items = min(kAttentionWarps, unit.piece.items - first);
     const uint8_t* page = nullptr;
-    if (lane < items && unit.piece.is_page(first + lane))
-      page = unit.page(args_, layer, unit.piece.page(first + lane));
+    if (lane < items && unit.piece.is_page(first + lane)) page = unit.page(args_, layer, unit.piece.page(first + lane));
     uint32_t bytes = 0;
     for (int i = 0; i < items; ++i) {
       bytes += unit.piece.is_page(first + i) ? static_cast<uint32_t>(layout.page_bytes())
@@ -199,7 +198,8 @@ class StepAttend {
   __device__ void complete_tile(uint32_t data, int old) const {
     const int which = c_.lane >> 4, row = c_.lane & 15;
     if (row >= old) {
-      const uint32_t to = data + which * Shape::kValueRows + row * Shape::kPitch, from = shared_address(fresh_ + which * E);
+      const uint32_t to = data + which * Shape::kValueRows + row * Shape::kPitch,
+                     from = shared_address(fresh_ + which * E);
       for (int i = 0; i < Shape::kRowBytes; i += 16) {
         uint32_t v[4] = {};
         if (row == old) {
@@ -388,9 +388,10 @@ class StepAttend {
     uint8_t* page = unit.page(args_, layer_, static_cast<int>(unit.piece.position / kKvPageTokens));
     for (int which = 0; which < 2; ++which) {
       const Bf16* tail = unit.tail(args_, layer_, which);
-      quantise_page(page, layout, which, (which ? layer_.value_factor : layer_.key_factor)[unit.head],
-                    reinterpret_cast<uint8_t*>(merge_), thread_, kAttentionThreads,
-                    [&](int row) { return tail + row * E; }, [&] { sync_quad(); });
+      quantise_page(
+          page, layout, which, (which ? layer_.value_factor : layer_.key_factor)[unit.head],
+          reinterpret_cast<uint8_t*>(merge_), thread_, kAttentionThreads, [&](int row) { return tail + row * E; },
+          [&] { sync_quad(); });
     }
   }
 

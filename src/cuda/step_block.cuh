@@ -29,14 +29,15 @@ struct StepTypes {
   static constexpr int kItemBytes = kAttentionWarps * Attention::kSlotBytes;
   static constexpr int kSlotBytes = kChunkBytes > kItemBytes ? kChunkBytes : kItemBytes;
   static constexpr int kQueryBytes = kStepMaxHeads * E * 2, kNewBytes = 2 * E * 2;
-  static constexpr int kFixedBytes = kSumsBytes + kQuads * (kQueryBytes + kNewBytes) +
-                                     kStepWarps * AttentionWarp<Attention>::kStartFloats * 4;
+  static constexpr int kFixedBytes =
+      kSumsBytes + kQuads * (kQueryBytes + kNewBytes) + kStepWarps * AttentionWarp<Attention>::kStartFloats * 4;
   static_assert(Attention::NB == 1 && Attention::kInt4);
 };
 
 /// Shared memory: ring | activations | sums | queries | new keys and values | starts | layers. Attention merges over
-/// activations and sums, which are idle then. The table of layers is here because the weights wash everything that is not
-/// touched for ten microseconds out of the L2 cache, and a pointer that comes from memory would stall its reader for one.
+/// activations and sums, which are idle then. The table of layers is here because the weights wash everything that is
+/// not touched for ten microseconds out of the L2 cache, and a pointer that comes from memory would stall its reader
+/// for one.
 template <class Types>
 struct StepMemory {
   const StepArgs& args;

@@ -1,6 +1,6 @@
-// The products of the step kernel, seen by its three roles: the producer warp sends weights, eight consumer warps gather
-// activations and multiply, three finishing warps add up, apply the epilogue and publish. The arithmetic is that of
-// gemm_decode.cuh, bit for bit.
+// The products of the step kernel, seen by its three roles: the producer warp sends weights, eight consumer warps
+// gather activations and multiply, three finishing warps add up, apply the epilogue and publish. The arithmetic is that
+// of gemm_decode.cuh, bit for bit.
 #pragma once
 
 #include "cuda/step_block.cuh"
@@ -29,8 +29,8 @@ class StepProducer {
         barrier_expect(full_ + 8 * slot, real * bytes);
         for (int r = 0; r < real; ++r) {
           const int64_t tile = int64_t{lot.row_tile(p, at, r)} * p.col_tiles + first;
-          bulk_copy(ring_ + slot * Types::kSlotBytes + r * kChunk * Tile::kBytes, tiles + tile * Tile::kBytes,
-                    bytes, full_ + 8 * slot);
+          bulk_copy(ring_ + slot * Types::kSlotBytes + r * kChunk * Tile::kBytes, tiles + tile * Tile::kBytes, bytes,
+                    full_ + 8 * slot);
         }
       }
     }
@@ -127,8 +127,8 @@ class StepMultiply {
     starts_ = fragments_ + c.args.batch * p_.cols * 2;
   }
 
-  /// words: x (B, D) to be normalised, all of K at once; or a (B, K / 2) as it is, piece by piece where shared memory does
-  /// not hold all of K.
+  /// words: x (B, D) to be normalised, all of K at once; or a (B, K / 2) as it is, piece by piece where shared memory
+  /// does not hold all of K.
   __device__ void run(const uint2* words, uint32_t tag, bool normalise, bool swiglu) {
     const StepLot lot(p_, swiglu);
     for (int at = lot.first; at < lot.end; at += lot.stride()) {
@@ -191,9 +191,8 @@ class StepMultiply {
     if (c_.args.batch == 1 && units <= kKept * kStepConsumers) {
       float sum[2] = {};
       uint4 words[4 * kKept];
-      gather(words, tag, c_.watch, c_.args.fault, [&](int i) {
-        return x + min(tid + i / 4 * kStepConsumers, units - 1) * 8 + i % 4 * 2;
-      });
+      gather(words, tag, c_.watch, c_.args.fault,
+             [&](int i) { return x + min(tid + i / 4 * kStepConsumers, units - 1) * 8 + i % 4 * 2; });
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         if (tid + i * kStepConsumers < units) add_unit(sum[i & 1], words + 4 * i);
@@ -231,8 +230,8 @@ class StepMultiply {
       sum[1] += __shfl_xor_sync(~0u, sum[1], step);
     }
     if (c_.lane == 0) partial[n & 1][c_.warp] = sum[0], partial[n & 1][c_.warp + kStepWarps] = sum[1];
-    named_barrier(kBarrierConsumers, kStepConsumers);  // closes: partial read before it is whole; two, so that it is read
-                                                       // before the next row but one overwrites it
+    named_barrier(kBarrierConsumers, kStepConsumers);  // closes: partial read before it is whole; two, so that it is
+                                                       // read before the next row but one overwrites it
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < 2 * kStepWarps; ++w) total += partial[n & 1][w];
@@ -265,8 +264,8 @@ class StepMultiply {
     b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
   }
 
-  /// `tiles` k-tiles of what is taken, chunk by chunk. Start values were kept, or are made, and kept where `keep` says so:
-  /// a warp meets the same k-tiles again with the next rows.
+  /// `tiles` k-tiles of what is taken, chunk by chunk. Start values were kept, or are made, and kept where `keep` says
+  /// so: a warp meets the same k-tiles again with the next rows.
   template <bool kKept>
   __device__ void chunks(float (&acc)[kStepRowTiles][4], int tiles, bool keep) {
     constexpr int kChunk = Types::kChunk, T = kChunk / kStepWarps;
@@ -291,8 +290,8 @@ class StepMultiply {
   }
 
   template <bool kKept>
-  __device__ void tile(float (&acc)[kStepRowTiles][4], uint32_t stage, int at, int t,
-                       uint32_t fragments, bool keep) const {
+  __device__ void tile(float (&acc)[kStepRowTiles][4], uint32_t stage, int at, int t, uint32_t fragments,
+                       bool keep) const {
     constexpr int kChunk = Types::kChunk, R = kStepRowTiles;
     typename Tile::Words words[R];
 #pragma unroll
@@ -411,7 +410,8 @@ class StepFinish {
   }
 
  private:
-  __device__ float value(const float* sums, const float* row_scale, float scale, int r, int in_tile, int n, int row) const {
+  __device__ float value(const float* sums, const float* row_scale, float scale, int r, int in_tile, int n,
+                         int row) const {
     constexpr int R = kStepRowTiles;
     const int lane = (in_tile & 7) * 4 + n / 2, part = (in_tile >> 3) * 2 + (n & 1);
     static_assert(kStepWarps == kClasses);

@@ -40,8 +40,8 @@ __device__ inline float add_classes(const float (&c)[kCount]) {
   }
 }
 
-/// Unit u of a row of activations is what lane t = u % 4 of every quad multiplies in two k-steps (half u / 4 % 2 of k-tile
-/// u / 8): the columns fragment_column(u) + 0, 1, 8, 9, 16, 17, 24, 25.
+/// Unit u of a row of activations is what lane t = u % 4 of every quad multiplies in two k-steps (half u / 4 % 2 of
+/// k-tile u / 8): the columns fragment_column(u) + 0, 1, 8, 9, 16, 17, 24, 25.
 __device__ inline int fragment_column(int u) { return (u >> 2) * 32 + (u & 3) * 2; }
 
 /// Sums of squares of a row run over its units: thread i of 512 takes units i, i + 512, .., then lanes, then warps.
@@ -68,7 +68,7 @@ struct Int4Tile {
   static constexpr bool kHalfOperand = true;
   static constexpr int kGroups = kGroups_;  ///< groups of a tile: 2 where G = 32
   static constexpr int kBytes = kInt4TileCodeBytes + 32 * kGroups;
-  static constexpr int kChunkTiles = 64;  ///< 34 KB
+  static constexpr int kChunkTiles = 64;   ///< 34 KB
   static constexpr int kMostRowPairs = 4;  ///< of a warp of gemm_wide.cuh
   struct Words {
     uint32_t code[4], scale[kGroups];
