@@ -25,7 +25,7 @@ template <class Tile_, int kColumnTiles_, int kRowPairs_>
 struct WideShape {
   using Tile = Tile_;
   static constexpr int NB = kColumnTiles_, W = kRowPairs_;
-  static constexpr int kChunk = NB == 2 ? 2 * kClasses : kClasses;  ///< k-tiles
+  static constexpr int kChunk = NB == 2 && W == 1 ? 2 * kClasses : kClasses;  ///< k-tiles
   static constexpr int kTilesPerWarp = kChunk / kClasses;
   static constexpr int kWeightBytes = 2 * W * kChunk * Tile::kBytes;
   static constexpr int kReduceBytes = kConsumerWarps * 2 * 512;

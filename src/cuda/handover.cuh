@@ -27,6 +27,13 @@ __device__ inline void publish(uint2* word, uint32_t payload, uint32_t tag) {
                : "memory");
 }
 
+/// Two words side by side, each written as one access.
+__device__ inline void publish_two(uint2* words, uint32_t first, uint32_t second, uint32_t tag) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(words), "l"(uint64_t{first} | uint64_t{tag} << 32),
+               "l"(uint64_t{second} | uint64_t{tag} << 32)
+               : "memory");
+}
+
 /// Two words, each read as one access.
 __device__ inline uint4 load_words(const uint2* words) {
   uint64_t a, b;
@@ -43,8 +50,11 @@ __device__ inline uint2 load_word(const uint2* word) {
 /// Waits with an end: a step whose blocks wait for one another wrongly must become an error, not a stuck card.
 class Watch {
  public:
-  uint32_t stage = 0;
-
+  /// What the block's first thread waits for, in shared memory.
+  __device__ static uint32_t& stage() {
+    __shared__ uint32_t value;
+    return value;
+  }
   /// Of this block, in shared memory: 1 once one of its waits has failed.
   __device__ static volatile uint32_t& given_up() {
     __shared__ uint32_t flag;
@@ -58,7 +68,7 @@ class Watch {
       given_up() = 1;
       if (atomicCAS(&fault->raised, 0u, 1u) == 0) {
         fault->block = blockIdx.x;
-        fault->stage = stage;
+        fault->stage = stage();
         fault->expected = expected;
         fault->seen = seen;
       }

@@ -73,7 +73,7 @@ class StepRoles {
       }
       c.begin_stage(from);
       StepMultiply<Types>(c, args_.shape[head ? static_cast<int>(Product::head) : part])
-          .run(words, step_tag(c.base, l, from), part % 2 == 0, part == 2);
+          .run(words, step_tag(c.base(), l, from), part % 2 == 0, part == 2);
       c.end_stage();
       if (head) break;
     }
@@ -81,7 +81,7 @@ class StepRoles {
 
   __device__ __forceinline__ void finish() {
     StepFinish<Types> f(args_, memory_, barriers_);
-    const uint32_t base = *args_.tag_base;
+    const uint32_t base = StepConsumer<Types>::base();
     f.embed(step_tag(base, 0, Stage::x_in));
     for (int i = 0;; ++i) {
       const int l = i / 4, part = i % 4;
@@ -110,6 +110,8 @@ __global__ void __launch_bounds__(kStepThreads, 1) decode_step_kernel(const __gr
   StepRoles<Types> roles(args, memory, barriers);
   if (threadIdx.x == 0) {
     Watch::given_up() = 0;
+    StepConsumer<Types>::stages_ended() = 0;
+    StepConsumer<Types>::base() = *args.tag_base;
     roles.initialise();
   }
   roles.load_layers();

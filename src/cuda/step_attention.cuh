@@ -127,9 +127,6 @@ class StepAttend {
     warp_ = c.warp % kAttentionWarps;
     thread_ = c.thread() % kAttentionThreads;
     group_ = args_.heads / args_.kv_heads;
-    queries_ = reinterpret_cast<Bf16*>(c.memory.queries() + quad_ * Types::kQueryBytes);
-    fresh_ = reinterpret_cast<Bf16*>(c.memory.fresh() + quad_ * Types::kNewBytes);
-    merge_ = reinterpret_cast<float*>(c.memory.activations() + quad_ * Shape::kMergeBytes);
   }
 
   __device__ void run() {
@@ -138,7 +135,7 @@ class StepAttend {
     named_barrier(kBarrierConsumers, kStepConsumers);  // closes: activations, still multiplied, overwritten by merges
     c_.wait_drained();                                 // and sums, still being added up
     for (int first = blockIdx.x; first < units; first += kQuads * gridDim.x) attend_round(first);
-    if (c_.traced()) c_.trace.ready = c_.now() - c_.trace.begin;
+    if (c_.traced()) c_.trace().ready = c_.now() - c_.trace().begin;
     const int stride = kQuads * gridDim.x;
     for (int unit = blockIdx.x + quad_ * gridDim.x; unit < units; unit += stride) merge_share(unit);
     for (int unit = blockIdx.x + quad_ * gridDim.x; unit < units; unit += stride) fill_page(unit);
@@ -146,6 +143,13 @@ class StepAttend {
   }
 
  private:
+  __device__ Bf16* queries() const {
+    return reinterpret_cast<Bf16*>(c_.memory.queries() + quad_ * Types::kQueryBytes);
+  }
+  __device__ Bf16* fresh() const { return reinterpret_cast<Bf16*>(c_.memory.fresh() + quad_ * Types::kNewBytes); }
+  __device__ float* merge() const {
+    return reinterpret_cast<float*>(c_.memory.activations() + quad_ * Shape::kMergeBytes);
+  }
   __device__ void sync_quad() const { named_barrier(kBarrierQuad + quad_, kAttentionThreads); }
 
   __device__ void attend_round(int first) {
@@ -161,11 +165,10 @@ class StepAttend {
     const int index = first + quad_ * gridDim.x;
     if (mine.locate(args_, index)) {
       const float key_factor = layer_.key_factor[mine.head], value_factor = layer_.value_factor[mine.head];
-      c_.watch.stage = static_cast<uint32_t>(Stage::y);
       for (int i = warp_; i < group_ + (mine.appends() ? 2 : 0); i += kAttentionWarps) finish_head(mine, i);
       sync_quad();  // closes: queries and new rows read before they are written
-      if (c_.traced()) c_.trace.gathered = c_.now() - c_.trace.begin;
-      core.begin(queries_, group_, key_factor, value_factor,
+      if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
+      core.begin(queries(), group_, key_factor, value_factor,
                  c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
     }
     const AttentionPiece<Shape> piece = mine.piece;
@@ -199,7 +202,7 @@ class StepAttend {
     const int which = c_.lane >> 4, row = c_.lane & 15;
     if (row >= old) {
       const uint32_t to = data + which * Shape::kValueRows + row * Shape::kPitch,
-                     from = shared_address(fresh_ + which * E);
+                     from = shared_address(fresh() + which * E);
       for (int i = 0; i < Shape::kRowBytes; i += 16) {
         uint32_t v[4] = {};
         if (row == old) {
@@ -232,7 +235,7 @@ class StepAttend {
       }
     }
     uint2 words[kParts];
-    gather(words, step_tag(c_.base, index_, Stage::y), c_.watch, args_.fault, [&](int part) { return y + 32 * part; });
+    gather(words, step_tag(c_.base(), index_, Stage::y), c_.watch, args_.fault, [&](int part) { return y + 32 * part; });
     float x[kParts];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) x[part] = float_of(words[part].x);
@@ -249,7 +252,7 @@ class StepAttend {
       }
       rotate(x);
     }
-    Bf16* to = which < 0 ? queries_ + i * E : fresh_ + which * E;
+    Bf16* to = which < 0 ? queries() + i * E : fresh() + which * E;
     Bf16* tail = which < 0 ? nullptr : unit.tail(args_, layer_, which) + unit.piece.position % kKvPageTokens * E;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -293,52 +296,51 @@ class StepAttend {
 
   /// The quad's four sums into one, published; a row's only piece is published as a.
   __device__ void merge_warps(AttentionWarp<Shape>& core, const StepUnit<Types>& unit) const {
-    float* ends = merge_ + kAttentionWarps * 8 * E;
-    core.publish(warp_, merge_, ends);
+    float* ends = merge() + kAttentionWarps * 8 * E;
+    core.publish(warp_, merge(), ends);
     sync_quad();  // closes: sums read before all warps have written theirs
     uint2* to = unit.partial(args_, unit.split);
-    const uint32_t tag = step_tag(c_.base, index_, Stage::partial);
-    for (int i = thread_; i < group_ * E; i += kAttentionThreads) {
-      const int h = i / E, c = i % E;
-      float top = -INFINITY, sum = 0.0f, value = 0.0f;
+    const uint32_t tag = step_tag(c_.base(), index_, Stage::partial);
+    for (int i = thread_; i < group_ * E / 4; i += kAttentionThreads) {
+      const int h = i / (E / 4), c = i % (E / 4) * 4;
+      float top = -INFINITY, sum = 0.0f, value[4] = {};
 #pragma unroll
       for (int w = 0; w < kAttentionWarps; ++w) top = fmaxf(top, ends[(w * 8 + h) * 2]);
 #pragma unroll
       for (int w = 0; w < kAttentionWarps; ++w) {
         const int at = w * 8 + h;
         const float factor = exp2f(ends[at * 2] - top);  // a warp without items has -infinity, and so no weight
+        const float4 v = *reinterpret_cast<const float4*>(merge() + at * E + c);
         sum += ends[at * 2 + 1] * factor;
-        value += merge_[at * E + c] * factor;
+        value[0] += v.x * factor, value[1] += v.y * factor, value[2] += v.z * factor, value[3] += v.w * factor;
       }
       if (unit.piece.pieces == 1) {
-        publish_output(unit, h, c, value / sum);
+        publish_output(unit, h, c, value[0] / sum, value[1] / sum);
+        publish_output(unit, h, c + 2, value[2] / sum, value[3] / sum);
         continue;
       }
-      publish(to + h * (E + 2) + c, bits_of(value), tag);
-      if (c == 0) {
-        publish(to + h * (E + 2) + E, bits_of(top), tag);
-        publish(to + h * (E + 2) + E + 1, bits_of(sum), tag);
-      }
+      uint2* part = to + h * (E + 2);
+      publish_two(part + c, bits_of(value[0]), bits_of(value[1]), tag);
+      publish_two(part + c + 2, bits_of(value[2]), bits_of(value[3]), tag);
+      if (c == 0) publish_two(part + E, bits_of(top), bits_of(sum), tag);
     }
     sync_quad();  // closes: sums overwritten while read
   }
 
-  /// One channel a lane, neighbours side by side: even lanes publish two.
-  __device__ void publish_output(const StepUnit<Types>& unit, int h, int c, float value) const {
-    const float scaled = value / layer_.attention_scale;
-    uint32_t bits;
+  /// Channels c and c + 1, c even.
+  __device__ void publish_output(const StepUnit<Types>& unit, int h, int c, float x, float y) const {
+    const float first = x / layer_.attention_scale, second = y / layer_.attention_scale;
+    uint32_t pair;
     if constexpr (Types::Tile::kHalfOperand) {
-      bits = to_half_saturated(scaled).bits;
-      if (args_.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args_.saturated, 1ull);
+      pair = to_half_saturated(first).bits | uint32_t{to_half_saturated(second).bits} << 16;
+      const int clamped = (fabsf(first) > kHalfMax) + (fabsf(second) > kHalfMax);
+      if (args_.saturated && clamped) atomicAdd(args_.saturated, static_cast<unsigned long long>(clamped));
     } else {
-      bits = to_bf16(value).bits;
+      pair = bf16_pair(x, y);
     }
-    const uint32_t next = __shfl_down_sync(~0u, bits, 1);
     const int column = (unit.head * group_ + h) * E + c;
-    if (c % 2 == 0) {
-      publish(args_.a + int64_t{unit.b} * (args_.heads * E / 2) + unit_of(column) * 4 + place_in_unit(column) / 2,
-              bits | next << 16, step_tag(c_.base, index_, Stage::a));
-    }
+    publish(args_.a + int64_t{unit.b} * (args_.heads * E / 2) + unit_of(column) * 4 + place_in_unit(column) / 2, pair,
+            step_tag(c_.base(), index_, Stage::a));
   }
 
   /// This unit's share of the merged channels: 32 at a time, gathered by the whole quad, added up by one warp.
@@ -347,11 +349,11 @@ class StepAttend {
     unit.locate(args_, index);
     const int pieces = unit.piece.pieces, blocks = group_ * kParts;
     if (pieces == 1) return;
-    c_.watch.stage = static_cast<uint32_t>(Stage::partial);
-    const uint32_t tag = step_tag(c_.base, index_, Stage::partial);
+    if (threadIdx.x == 0) Watch::stage() = static_cast<uint32_t>(Stage::partial);
+    const uint32_t tag = step_tag(c_.base(), index_, Stage::partial);
     for (int block = unit.split; block < blocks; block += args_.splits) {
       const int h = block / kParts, c = block % kParts * 32;
-      float2* values = reinterpret_cast<float2*>(merge_);  // [piece][17]: 16 pairs of channels, then (top, sum)
+      float2* values = reinterpret_cast<float2*>(merge());  // [piece][17]: 16 pairs of channels, then (top, sum)
       for (int i = thread_; i < pieces * 17; i += kAttentionThreads) {
         const int piece = i / 17, pair = i % 17;
         const uint2* from = unit.partial(args_, piece) + h * (E + 2) + (pair < 16 ? c + 2 * pair : E);
@@ -365,18 +367,23 @@ class StepAttend {
     }
   }
 
+  /// Half a warp, two channels a lane.
   __device__ void add_pieces(const StepUnit<Types>& unit, int pieces, int h, int c) const {
-    const float* values = merge_ + c_.lane;
-    const float2* ends = reinterpret_cast<const float2*>(merge_) + 16;
-    float top = -INFINITY, sum = 0.0f, value = 0.0f;
+    const int pair = c_.lane & 15;
+    const float2* values = reinterpret_cast<const float2*>(merge()) + pair;
+    const float2* ends = reinterpret_cast<const float2*>(merge()) + 16;
+    float top = -INFINITY, sum = 0.0f, x = 0.0f, y = 0.0f;
+#pragma unroll 8
     for (int s = 0; s < pieces; ++s) top = fmaxf(top, ends[s * 17].x);
 #pragma unroll 8
     for (int s = 0; s < pieces; ++s) {
-      const float factor = exp2f(ends[s * 17].x - top);
-      sum += ends[s * 17].y * factor;
-      value += values[s * 34] * factor;
+      const float2 end = ends[s * 17], v = values[s * 17];
+      const float factor = exp2f(end.x - top);
+      sum += end.y * factor;
+      x += v.x * factor, y += v.y * factor;
     }
-    publish_output(unit, h, c + c_.lane, value * (1.0f / sum));
+    const float inverse = 1.0f / sum;
+    if (c_.lane < 16) publish_output(unit, h, c + 2 * pair, x * inverse, y * inverse);
   }
 
   /// The page that this step filled: its tail as codes.
@@ -390,7 +397,7 @@ class StepAttend {
       const Bf16* tail = unit.tail(args_, layer_, which);
       quantise_page(
           page, layout, which, (which ? layer_.value_factor : layer_.key_factor)[unit.head],
-          reinterpret_cast<uint8_t*>(merge_), thread_, kAttentionThreads, [&](int row) { return tail + row * E; },
+          reinterpret_cast<uint8_t*>(merge()), thread_, kAttentionThreads, [&](int row) { return tail + row * E; },
           [&] { sync_quad(); });
     }
   }
@@ -399,8 +406,6 @@ class StepAttend {
   const StepArgs& args_;
   const StepLayer& layer_;
   int index_, quad_, warp_, thread_, group_;
-  Bf16 *queries_, *fresh_;
-  float* merge_;
 };
 
 }  // namespace fut::cuda

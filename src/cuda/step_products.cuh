@@ -65,7 +65,6 @@ struct StepConsumer {
   RingCursor cursor;
   uint32_t turn = 0;  ///< groups pushed so far
   Watch watch;
-  uint32_t base;  ///< tag
   int warp, lane;
 
   __device__ StepConsumer(const StepArgs& step, const StepMemory<Types>& map, StepBarriers& barriers)
@@ -75,31 +74,42 @@ struct StepConsumer {
     empty = shared_address(barriers.empty);
     summed = shared_address(barriers.summed);
     drained = shared_address(barriers.drained);
-    base = *step.tag_base;
     warp = threadIdx.x >> 5;
     lane = threadIdx.x & 31;
   }
-  StepTrace trace;  ///< first warp, where args.trace asks for it
-  int stages_begun = 0;
+  /// Of the first thread, where args.trace asks for it; in shared memory, since registers are scarce.
+  __device__ static StepTrace& trace() {
+    __shared__ StepTrace stage;
+    return stage;
+  }
+  __device__ static int& stages_ended() {
+    __shared__ int count;
+    return count;
+  }
   __device__ bool traced() const { return args.trace && threadIdx.x == 0; }
   __device__ static uint32_t now() { return static_cast<uint32_t>(clock64()); }
   __device__ void end_stage() {
     if (!traced()) return;
-    trace.end = now() - trace.begin;
-    args.trace[blockIdx.x * (5 * args.layer_count + 1) + stages_begun++] = trace;
+    trace().end = now() - trace().begin;
+    args.trace[blockIdx.x * (5 * args.layer_count + 1) + stages_ended()++] = trace();
   }
 
   /// A stage begins: what the compiler derives from these is computed here, not kept in registers through all others.
   __device__ void begin_stage(Stage stage) {
-    watch.stage = static_cast<uint32_t>(stage);
+    if (threadIdx.x == 0) Watch::stage() = static_cast<uint32_t>(stage);
     asm volatile("" : "+r"(warp), "+r"(lane));
-    if (traced()) trace = {now(), 0, 0, 0, 0, 0};
+    if (traced()) trace() = {now(), 0, 0, 0, 0, 0};
+  }
+  /// What this step's tags count from.
+  __device__ static uint32_t& base() {
+    __shared__ uint32_t tag;
+    return tag;
   }
   __device__ int thread() const { return warp * 32 + lane; }
   __device__ void wait_slot() {
     const uint32_t from = traced() ? now() : 0;
     barrier_wait(full + 8 * cursor.slot, cursor.parity);
-    if (traced()) trace.starved += now() - from;
+    if (traced()) trace().starved += now() - from;
   }
   __device__ uint32_t slot_data() const { return ring + cursor.slot * Types::kSlotBytes; }
   /// All sums that were pushed have been read.
@@ -142,9 +152,9 @@ class StepMultiply {
           } else {
             stage_rounded(words, tag, first, tiles);
           }
-          if (c_.traced()) c_.trace.gathered = c_.now() - c_.trace.begin;
+          if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
           named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments read before all are there
-          if (c_.traced()) c_.trace.ready = c_.now() - c_.trace.begin;
+          if (c_.traced()) c_.trace().ready = c_.now() - c_.trace().begin;
         }
         if (normalise && at > lot.first) {
           chunks<true>(acc, tiles, false);
@@ -154,7 +164,7 @@ class StepMultiply {
       }
       const uint32_t from = c_.traced() ? c_.now() : 0;
       push(acc);
-      if (c_.traced()) c_.trace.pushing += c_.now() - from;
+      if (c_.traced()) c_.trace().pushing += c_.now() - from;
     }
   }
 
