@@ -143,9 +143,7 @@ class StepAttend {
   }
 
  private:
-  __device__ Bf16* queries() const {
-    return reinterpret_cast<Bf16*>(c_.memory.queries() + quad_ * Types::kQueryBytes);
-  }
+  __device__ Bf16* queries() const { return reinterpret_cast<Bf16*>(c_.memory.queries() + quad_ * Types::kQueryBytes); }
   __device__ Bf16* fresh() const { return reinterpret_cast<Bf16*>(c_.memory.fresh() + quad_ * Types::kNewBytes); }
   __device__ float* merge() const {
     return reinterpret_cast<float*>(c_.memory.activations() + quad_ * Shape::kMergeBytes);
@@ -235,7 +233,8 @@ class StepAttend {
       }
     }
     uint2 words[kParts];
-    gather(words, step_tag(c_.base(), index_, Stage::y), c_.watch, args_.fault, [&](int part) { return y + 32 * part; });
+    gather(words, step_tag(c_.base(), index_, Stage::y), c_.watch, args_.fault,
+           [&](int part) { return y + 32 * part; });
     float x[kParts];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) x[part] = float_of(words[part].x);
