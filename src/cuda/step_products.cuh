@@ -149,8 +149,10 @@ class StepMultiply {
           named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments overwritten while read
           if (normalise) {
             stage_normalised(words, tag);
+          } else if (tiles * 8 * c_.args.batch <= 2 * kStepConsumers) {
+            stage_rounded<2>(words, tag, first, tiles);
           } else {
-            stage_rounded(words, tag, first, tiles);
+            stage_rounded<4>(words, tag, first, tiles);
           }
           if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
           named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments read before all are there
@@ -173,8 +175,9 @@ class StepMultiply {
     store_shared_16(fragments_ + ((unit >> 2) * c_.args.batch + n) * 64 + (unit & 3) * 16, pair);
   }
 
+  /// kAtOnce units a thread are under way together: no more than there are, since what is read twice is in the way.
+  template <int kAtOnce>
   __device__ void stage_rounded(const uint2* a, uint32_t tag, int first, int tiles) const {
-    constexpr int kAtOnce = 4;
     const int units = tiles * 8, B = c_.args.batch, total = units * B;
     for (int at = c_.thread(); at < total; at += kAtOnce * kStepConsumers) {
       uint4 words[2 * kAtOnce];
