@@ -1,6 +1,8 @@
 // The operations of ops.h as launches of this folder's kernels on one stream. Decode is what the kernels were made for;
 // prefill runs on the same ones, 16 rows at a time, and a row-wise pass before and behind each product.
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "cuda/attention.h"
@@ -16,15 +18,23 @@ namespace fut {
 namespace cuda {
 namespace {
 
+/// FUT_STEP_ROWS, or what is faster: beyond one row it is the operations one by one (docs/PERF.md).
+int64_t step_rows() {
+  const char* text = getenv("FUT_STEP_ROWS");
+  if (!text) return 1;
+  const bool number = *text && strlen(text) <= 2 && strspn(text, "0123456789") == strlen(text);
+  FUT_CHECK(number, "FUT_STEP_ROWS is \"", text, "\", expected 0 to 99");
+  return atoi(text);
+}
+
 class CudaBackend final : public Backend {
  public:
-  CudaBackend() {
+  CudaBackend() : step_rows_(step_rows()) {
     FUT_CUDA(cudaSetDevice(0));
     FUT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    cudaMemPool_t pool;
-    FUT_CUDA(cudaDeviceGetDefaultMemPool(&pool, 0));
+    FUT_CUDA(cudaDeviceGetDefaultMemPool(&pool_, 0));
     uint64_t keep = UINT64_MAX;  // freed memory stays with the process: a step allocates its logits anew
-    FUT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
+    FUT_CUDA(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep));
   }
   ~CudaBackend() override {
     cudaStreamSynchronize(stream_);
@@ -64,8 +74,11 @@ class CudaBackend final : public Backend {
 
   size_t free_bytes() const override {
     size_t free = 0, total = 0;
+    uint64_t reserved = 0, used = 0;
     FUT_CUDA(cudaMemGetInfo(&free, &total));
-    return free;
+    FUT_CUDA(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved));
+    FUT_CUDA(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used));
+    return free + (reserved - used);  // what was released stays with the pool
   }
 
   PlacedWeight place(const HostWeight& host) override {
@@ -91,15 +104,8 @@ class CudaBackend final : public Backend {
   void embed(const EmbedArgs& args) override {
     validate(args);
     if (args.rows == 0) return;
-    for (int64_t t = 0; t < args.rows; ++t) {
-      FUT_CHECK(args.tokens[t] >= 0 && args.tokens[t] < args.embedding.rows, "token id ", args.tokens[t],
-                " is outside the model's vocabulary of ", args.embedding.rows);
-    }
-    small_.begin();
-    const size_t tokens = small_.add(args.tokens, args.rows);
-    small_.send(stream_);
-    embed_rows(on_device(args.residual), args.embedding, small_.at<int32_t>(tokens), static_cast<int>(args.rows),
-               stream_);
+    const int32_t* tokens = tokens_on_device(args.tokens, args.rows, args.embedding.rows);
+    embed_rows(on_device(args.residual), args.embedding, tokens, static_cast<int>(args.rows), stream_);
   }
 
   void qkv_rope_cache(const QkvArgs& args) override { qkv("qkv_rope_cache", args, false); }
@@ -136,76 +142,35 @@ class CudaBackend final : public Backend {
     if (args.rows == 0) return;
     const int64_t* row = nullptr;
     if (args.row) {
-      small_.begin();
-      const size_t place = small_.add(args.row, args.rows);
-      small_.send(stream_);
-      row = small_.at<int64_t>(place);
+      rows_.begin();
+      const size_t place = rows_.add(args.row, args.rows);
+      rows_.send(stream_);
+      row = rows_.at<int64_t>(place);
     }
     GemmArgs gemm;
     gemm.out = args.logits;
     normalised_gemm("lm_head", args.residual, args.head, row, static_cast<int>(args.rows), gemm);
   }
 
-  /// One kernel for the step where it is faster than the operations: docs/PERF.md.
+  /// One kernel from the embedding to the logits, or to the last residual where the head has another format.
   bool decode_step(const DecodeStepArgs& args) override {
-    if (args.batch.rows == 0 || args.batch.rows > kStepRows || args.layer_count == 0) return false;
-    const DecodeLayer& first = args.layers[0];
+    const int64_t rows = args.batch.rows;
+    if (rows == 0 || rows > step_rows_ || rows != args.batch.sequences || args.layer_count == 0) return false;
+    validate(args);
     StepPlan plan;
-    plan.weights = first.qkv.dtype;
-    plan.group = first.qkv.group;
-    plan.kv = first.cache.layout.dtype;
-    plan.head_dim = first.cache.layout.head_dim;
-    std::vector<StepLayer> layers;
-    for (int64_t l = 0; l < args.layer_count; ++l) {
-      const DecodeLayer& from = args.layers[l];
-      StepLayer to;
-      int i = 0;
-      for (const Weight* w : {&from.qkv, &from.o, &from.gate_up, &from.down}) {
-        if (w->dtype != plan.weights || w->group != plan.group) return false;
-        to.matrix[i++] = {static_cast<const uint8_t*>(w->data), w->scale};
-      }
-      to.attention_scale = from.attention_guard;
-      to.swiglu_scale = from.swiglu_guard;
-      to.pages = from.cache.pages;
-      to.tails = from.cache.tails;
-      to.sinks = from.cache.sinks;
-      to.key_factor = from.cache.key_factor;
-      to.value_factor = from.cache.value_factor;
-      to.key_mean = from.cache.key_mean;
-      layers.push_back(to);
-    }
-    if (args.head.dtype != plan.weights || args.head.group != plan.group || args.embedding.dtype != Dtype::bf16)
-      return false;
+    if (!plan_of(args, plan)) return false;
     StepArgs& a = plan.args;
-    a.layer_count = static_cast<int>(args.layer_count);
-    a.batch = static_cast<int>(args.batch.rows);
-    a.width = static_cast<int>(args.width);
-    a.feed_forward = static_cast<int>(args.feed_forward);
-    a.heads = args.heads;
-    a.kv_heads = first.cache.kv_heads;
-    a.rope = args.rope;
-    a.shape[static_cast<int>(Product::head)].rows = static_cast<int>(args.head.rows);
-    if (!plan_step(plan).empty()) return false;
-    for (int b = 0; b < a.batch; ++b) {
-      FUT_CHECK(args.tokens[b] >= 0 && args.tokens[b] < args.embedding.rows, "token id ", args.tokens[b],
-                " is outside the model's vocabulary of ", args.embedding.rows);
-    }
-    const DeviceBatch batch = on_device(args.batch, first.cache);
-    small_.begin();
-    const size_t tokens = small_.add(args.tokens, a.batch);
-    small_.send(stream_);
-    layers_.begin();
-    const size_t table = layers_.add(layers.data(), layers.size());
-    layers_.send(stream_);
+    const KvCache& cache = args.layers[0].cache;
+    a.tokens = tokens_on_device(args.tokens, a.batch, args.embedding.rows);
+    const DeviceBatch batch = on_device(args.batch, cache);
+    a.layers = layers_on_device(args);
     a.head = {static_cast<const uint8_t*>(args.head.data), args.head.scale};
-    a.layers = layers_.at<StepLayer>(table);
     a.eps = args.eps;
     a.q_scale = query_scale(plan.head_dim);
     a.embedding = args.embedding;
-    a.tokens = small_.at<int32_t>(tokens);
     a.position = batch.map.position;
     a.page_table = batch.cache.page_table;
-    a.table_width = first.cache.table_width;
+    a.table_width = cache.table_width;
     a.slot = batch.cache.slot;
     a.tail_in = batch.cache.tail_in;
     a.splits = attention_splits(a.kv_heads);
@@ -220,11 +185,89 @@ class CudaBackend final : public Backend {
     a.saturated = counters_.of(args.saturated, stream_);
     cuda::decode_step(plan, stream_);
     step_layers_ = args.layer_count;
+    if (!head_inside(args)) {
+      Residual last;
+      last.dtype = Dtype::f32;
+      last.x = a.x;
+      last.eps = args.eps;
+      GemmArgs gemm;
+      gemm.out = args.logits;
+      normalised_gemm("lm_head", last, args.head, nullptr, a.batch, gemm);
+    }
     return true;
   }
 
  private:
-  static constexpr int64_t kStepRows = 1;  ///< beyond, the operations one by one are faster (docs/PERF.md)
+  static bool head_inside(const DecodeStepArgs& args) {
+    const Weight& like = args.layers[0].qkv;
+    return args.head.dtype == like.dtype && args.head.group == like.group;
+  }
+
+  /// Sizes and formats of the step; false where its kernel is not for it.
+  bool plan_of(const DecodeStepArgs& args, StepPlan& plan) const {
+    if (args.embedding.dtype != Dtype::bf16) return false;
+    const DecodeLayer& first = args.layers[0];
+    const KvCache& like = first.cache;
+    plan.weights = first.qkv.dtype;
+    plan.group = first.qkv.group;
+    plan.kv = like.layout.dtype;
+    plan.head_dim = like.layout.head_dim;
+    for (int64_t l = 0; l < args.layer_count; ++l) {
+      const DecodeLayer& layer = args.layers[l];
+      const KvCache& c = layer.cache;
+      for (const Weight* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+        if (w->dtype != plan.weights || w->group != plan.group) return false;
+      }
+      const bool same_pages = c.page_table == like.page_table && c.table_width == like.table_width &&
+                              c.page_count == like.page_count && c.slot == like.slot && c.tail_in == like.tail_in;
+      if (!same_pages || c.layout.dtype != plan.kv || c.layout.head_dim != plan.head_dim || c.kv_heads != like.kv_heads)
+        return false;
+    }
+    StepArgs& a = plan.args;
+    a.layer_count = static_cast<int>(args.layer_count);
+    a.batch = static_cast<int>(args.batch.rows);
+    a.width = static_cast<int>(args.width);
+    a.feed_forward = static_cast<int>(args.feed_forward);
+    a.heads = args.heads;
+    a.kv_heads = like.kv_heads;
+    a.rope = args.rope;
+    a.shape[static_cast<int>(Product::head)].rows = head_inside(args) ? static_cast<int>(args.head.rows) : 0;
+    return plan_step(plan).empty();
+  }
+
+  const StepLayer* layers_on_device(const DecodeStepArgs& args) {
+    std::vector<StepLayer> layers(args.layer_count);
+    for (int64_t l = 0; l < args.layer_count; ++l) {
+      const DecodeLayer& from = args.layers[l];
+      StepLayer& to = layers[l];
+      int i = 0;
+      for (const Weight* w : {&from.qkv, &from.o, &from.gate_up, &from.down})
+        to.matrix[i++] = {static_cast<const uint8_t*>(w->data), w->scale};
+      to.attention_scale = from.attention_guard;
+      to.swiglu_scale = from.swiglu_guard;
+      to.pages = from.cache.pages;
+      to.tails = from.cache.tails;
+      to.sinks = from.cache.sinks;
+      to.key_factor = from.cache.key_factor;
+      to.value_factor = from.cache.value_factor;
+      to.key_mean = from.cache.key_mean;
+    }
+    layers_.begin();
+    const size_t table = layers_.add(layers.data(), layers.size());
+    layers_.send(stream_);
+    return layers_.at<StepLayer>(table);
+  }
+
+  const int32_t* tokens_on_device(const int32_t* tokens, int64_t rows, int64_t vocabulary) {
+    for (int64_t t = 0; t < rows; ++t) {
+      FUT_CHECK(tokens[t] >= 0 && tokens[t] < vocabulary, "token id ", tokens[t],
+                " is outside the model's vocabulary of ", vocabulary);
+    }
+    tokens_.begin();
+    const size_t place = tokens_.add(tokens, rows);
+    tokens_.send(stream_);
+    return tokens_.at<int32_t>(place);
+  }
 
   /// A step that gave up waiting left word of where. Called when the stream is idle.
   void check_step() {
@@ -418,9 +461,11 @@ class CudaBackend final : public Backend {
     if (!direct) add_to_residual(on_device(args.residual), static_cast<float*>(gemm.out), rows, N, stream_);
   }
 
+  const int64_t step_rows_;  ///< decode_step() takes no more
   cudaStream_t stream_ = nullptr;
+  cudaMemPool_t pool_ = nullptr;
   Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_;
-  Mirror batch_, small_, layers_;
+  Mirror batch_, tokens_, rows_, layers_;
   Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
   int64_t step_layers_ = 0;                          ///< of the step that check_step() has yet to ask about
   Counters counters_;
@@ -430,9 +475,14 @@ class CudaBackend final : public Backend {
 }  // namespace cuda
 
 std::string cuda_obstacle() {
-  int devices = 0;
+  int driver = 0, devices = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "no NVIDIA driver";
   const cudaError_t status = cudaGetDeviceCount(&devices);
-  if (status != cudaSuccess) return cat("no NVIDIA driver or device (", cudaGetErrorString(status), ")");
+  if (status == cudaErrorInsufficientDriver) {
+    return cat("the NVIDIA driver is for CUDA ", driver / 1000, ".", driver % 1000 / 10, ", this build needs ",
+               CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10);
+  }
+  if (status != cudaSuccess) return cat("no NVIDIA device (", cudaGetErrorString(status), ")");
   if (devices == 0) return "no NVIDIA device";
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return "the NVIDIA device does not answer";

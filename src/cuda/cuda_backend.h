@@ -15,7 +15,9 @@ namespace fut {
 /// Why there is no usable card: no driver, no device, another compute capability. Empty: there is one.
 std::string cuda_obstacle();
 
-/// Throws with cuda_obstacle() where there is no usable card.
+/// Throws with cuda_obstacle() where there is no usable card. The environment variable FUT_STEP_ROWS says up to how
+/// many rows decode_step() makes the whole step in one kernel (0: never; by itself 1). The kernel is right up to 8 rows
+/// and refuses more; from 2 rows on, the operations one by one are faster (docs/PERF.md).
 std::unique_ptr<Backend> make_cuda_backend();
 
 /// The stream on which a backend of make_cuda_backend() works: for graphs and timers of benchmarks. An operation that

@@ -180,8 +180,8 @@ struct DecodeStepArgs {
   int64_t layer_count = 0;              ///< L
   Rope rope;
   Batch batch;
-  int heads = 0;                         ///< H
-  int64_t width = 0, feed_forward = 0;   ///< D, F
+  int heads = 0;                        ///< H
+  int64_t width = 0, feed_forward = 0;  ///< D, F
   float eps = 1e-5f;
   int64_t* saturated = nullptr;
 };
@@ -192,5 +192,6 @@ void validate_attention(const AttentionArgs& args, bool decode);
 void validate_residual_gemm(const ResidualGemmArgs& args, const char* op);
 void validate(const GateUpArgs& args);
 void validate(const LmHeadArgs& args);
+void validate(const DecodeStepArgs& args);
 
 }  // namespace fut

@@ -28,6 +28,15 @@ void check_operand(const char* op, const char* name, const Operand& a) {
   FUT_CHECK(a.scale > 0.0f, op, ": ", name, " has scale ", a.scale);
 }
 
+/// Every sequence's tokens, this call's with them, lie within the rotary table.
+void check_positions(const char* op, const Rope& rope, const Batch& b) {
+  for (int64_t i = 0; i < b.sequences; ++i) {
+    const int64_t tokens = b.past[i] + b.start[i + 1] - b.start[i];
+    FUT_CHECK(tokens <= rope.positions, op, ": sequence ", i, " reaches ", tokens, " tokens, the limit is ",
+              rope.positions);
+  }
+}
+
 /// e4m3 weights meet e4m3 operands in prefill; bf16 in both phases meets bf16; and so on (table in ops.h).
 void check_pair(const char* op, const Weight& w, Dtype operand) {
   const bool fits = w.dtype == Dtype::f32    ? operand == Dtype::f32
@@ -51,15 +60,23 @@ void check_batch(const char* op, const Batch& b, bool decode) {
   }
 }
 
-void check_cache(const char* op, const KvCache& c, const Batch& b) {
-  const Dtype type = c.layout.dtype;
-  FUT_CHECK(type != Dtype::f16, op, ": the cache is f16; it can be f32, bf16, e4m3 or int4");
+void check_cache_shape(const char* op, const KvCache& c) {
+  FUT_CHECK(c.layout.dtype != Dtype::f16, op, ": the cache is f16; it can be f32, bf16, e4m3 or int4");
   FUT_CHECK(c.kv_heads > 0 && c.layout.head_dim > 0, op, ": ", c.kv_heads, " KV heads of width ", c.layout.head_dim);
-  if (b.sequences == 0) return;
+}
+
+void check_cache_arrays(const char* op, const KvCache& c) {
+  const Dtype type = c.layout.dtype;
   FUT_CHECK(c.pages && c.page_table, op, ": the cache has no pages");
   FUT_CHECK(type != Dtype::int4 || (c.tails && c.sinks && c.slot && c.tail_in && c.tail_out), op,
             ": an INT4 cache needs tails and sinks");
   FUT_CHECK(type != Dtype::int4 || (c.key_factor && c.value_factor), op, ": an INT4 cache needs its scale factors");
+}
+
+void check_cache(const char* op, const KvCache& c, const Batch& b) {
+  check_cache_shape(op, c);
+  if (b.sequences == 0) return;
+  check_cache_arrays(op, c);
   for (int64_t i = 0; i < b.sequences; ++i) {
     const int64_t tokens = b.past[i] + b.start[i + 1] - b.start[i];
     const int64_t pages = (tokens + kKvPageTokens - 1) / kKvPageTokens;
@@ -96,11 +113,7 @@ void validate_qkv(const QkvArgs& args, bool decode) {
             ": rotary width ", args.rope.rotary_dim, " of a head of ", E);
   FUT_CHECK(decode || args.qkv.dtype != Dtype::int4, op, ": INT4 weights are for decode");
   FUT_CHECK(decode || args.qkv.dtype != Dtype::e4m3 || args.residual.x8, op, ": e4m3 weights need the e4m3 residual");
-  for (int64_t i = 0; i < args.batch.sequences; ++i) {
-    const int64_t tokens = args.batch.past[i] + args.batch.start[i + 1] - args.batch.start[i];
-    FUT_CHECK(tokens <= args.rope.positions, op, ": sequence ", i, " reaches ", tokens, " tokens, the limit is ",
-              args.rope.positions);
-  }
+  check_positions(op, args.rope, args.batch);
 }
 
 void validate_attention(const AttentionArgs& args, bool decode) {
@@ -134,6 +147,34 @@ void validate(const LmHeadArgs& args) {
   check_residual(op, args.residual);
   check_weight(op, "head", args.head, args.head.rows, args.head.cols);
   FUT_CHECK(args.rows == 0 || args.logits, op, ": no room for logits");
+}
+
+/// Page tables are checked once: layers share them.
+void validate(const DecodeStepArgs& args) {
+  const char* op = "decode_step";
+  const int64_t D = args.width, F = args.feed_forward;
+  FUT_CHECK(args.layers || args.layer_count == 0, op, ": no layers");
+  FUT_CHECK(args.batch.rows == 0 || (args.tokens && args.logits), op, ": no tokens, or no room for logits");
+  check_weight(op, "embedding", args.embedding, args.embedding.rows, D);
+  check_weight(op, "head", args.head, args.head.rows, D);
+  check_batch(op, args.batch, true);
+  check_positions(op, args.rope, args.batch);
+  for (int64_t l = 0; l < args.layer_count; ++l) {
+    const DecodeLayer& layer = args.layers[l];
+    const KvCache& c = layer.cache;
+    check_cache_shape(op, c);
+    check_cache_arrays(op, c);
+    if (l == 0) check_cache(op, c, args.batch);
+    FUT_CHECK(args.heads > 0 && args.heads % c.kv_heads == 0, op, ": ", args.heads, " query heads do not divide over ",
+              c.kv_heads, " KV heads");
+    const int64_t E = c.layout.head_dim;
+    check_weight(op, "qkv", layer.qkv, (args.heads + 2 * c.kv_heads) * E, D);
+    check_weight(op, "o", layer.o, D, args.heads * E);
+    check_weight(op, "gate_up", layer.gate_up, 2 * F, D);
+    check_weight(op, "down", layer.down, D, F);
+    FUT_CHECK(layer.attention_guard > 0.0f && layer.swiglu_guard > 0.0f, op, ": layer ", l, " has guards ",
+              layer.attention_guard, " and ", layer.swiglu_guard);
+  }
 }
 
 }  // namespace fut
