@@ -35,10 +35,12 @@ class CudaBackend final : public Backend {
     FUT_CUDA(cudaDeviceGetDefaultMemPool(&pool_, 0));
     uint64_t keep = UINT64_MAX;  // freed memory stays with the process: a step allocates its logits anew
     FUT_CUDA(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep));
+    FUT_CUDA(cudaMallocHost(&fault_seen_, sizeof *fault_seen_));
   }
   ~CudaBackend() override {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
+    cudaFreeHost(fault_seen_);
   }
 
   std::string name() const override {
@@ -64,6 +66,9 @@ class CudaBackend final : public Backend {
     FUT_CUDA(cudaStreamSynchronize(stream_));
   }
   void download(void* to, const void* from, size_t bytes) override {
+    if (step_layers_ > 0)
+      FUT_CUDA(cudaMemcpyAsync(fault_seen_, fault_.reserve<StepFault>(1, stream_, true), sizeof *fault_seen_,
+                               cudaMemcpyDeviceToHost, stream_));
     FUT_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_));
     FUT_CUDA(cudaStreamSynchronize(stream_));
     counters_.flush(stream_);
@@ -71,6 +76,7 @@ class CudaBackend final : public Backend {
   }
 
   cudaStream_t stream() const { return stream_; }
+  void lose(LostRow row) { lost_ = row; }
 
   size_t free_bytes() const override {
     size_t free = 0, total = 0;
@@ -160,6 +166,8 @@ class CudaBackend final : public Backend {
     StepPlan plan;
     if (!plan_of(args, plan)) return false;
     StepArgs& a = plan.args;
+    if (lost_ != LostRow::none) --a.shape[static_cast<int>(lost_ == LostRow::qkv ? Product::qkv : Product::down)].rows;
+    lost_ = LostRow::none;
     const KvCache& cache = args.layers[0].cache;
     a.tokens = tokens_on_device(args.tokens, a.batch, args.embedding.rows);
     const DeviceBatch batch = on_device(args.batch, cache);
@@ -269,19 +277,22 @@ class CudaBackend final : public Backend {
     return tokens_.at<int32_t>(place);
   }
 
-  /// A step that gave up waiting left word of where. Called when the stream is idle.
+  /// A step that gave up waiting left word of where. Called when the stream is idle and the fault is in host memory.
+  /// The next step works: it raises its tags above all that this one left.
   void check_step() {
-    if (step_layers_ == 0) return;
-    const int64_t period = (step_layers_ + 1) * kStages;
+    const int64_t layers = step_layers_;
     step_layers_ = 0;
-    StepFault fault;
-    FUT_CUDA(cudaMemcpyAsync(&fault, fault_.reserve<StepFault>(1, stream_, true), sizeof fault, cudaMemcpyDeviceToHost,
+    if (layers == 0 || fault_seen_->first == 0) return;
+    const StepFault fault = *fault_seen_;
+    uint32_t base = 0;  // the step raised it behind itself
+    FUT_CUDA(cudaMemsetAsync(fault_.reserve<StepFault>(1, stream_, true), 0, sizeof fault, stream_));
+    FUT_CUDA(cudaMemcpyAsync(&base, tag_base_.reserve<uint32_t>(1, stream_, true), sizeof base, cudaMemcpyDeviceToHost,
                              stream_));
     FUT_CUDA(cudaStreamSynchronize(stream_));
-    if (!fault.raised) return;
-    FUT_CUDA(cudaMemsetAsync(fault_.reserve<StepFault>(1, stream_, true), 0, sizeof fault, stream_));
-    fail("decode step: block ", fault.block, " gave up waiting for ", cuda::name_of(static_cast<Stage>(fault.stage)),
-         " of layer ", (fault.expected - 1) % period / kStages, " (tag ", fault.expected, ", found ", fault.seen, ")");
+    const int64_t period = (layers + 1) * kStages, behind = static_cast<int32_t>(fault.tag() - 1 - base) % period;
+    const int64_t place = behind < 0 ? behind + period : behind, layer = place / kStages;
+    fail("decode step: block ", fault.block(), " waited in vain for ", name_of(static_cast<Stage>(place % kStages)),
+         layer < layers ? cat(" of layer ", layer) : " of the head", " (tag ", fault.tag(), ")");
   }
 
   /// A batch's arrays on the device, and the cache with them in place of the host's.
@@ -467,7 +478,9 @@ class CudaBackend final : public Backend {
   Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_;
   Mirror batch_, tokens_, rows_, layers_;
   Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
+  StepFault* fault_seen_ = nullptr;                  ///< in host memory
   int64_t step_layers_ = 0;                          ///< of the step that check_step() has yet to ask about
+  LostRow lost_ = LostRow::none;                     ///< of the next step
   Counters counters_;
 };
 
@@ -498,6 +511,8 @@ std::unique_ptr<Backend> make_cuda_backend() {
   FUT_CHECK(obstacle.empty(), "backend cuda: ", obstacle);
   return std::make_unique<cuda::CudaBackend>();
 }
+
+void lose_row(Backend& backend, LostRow row) { dynamic_cast<cuda::CudaBackend&>(backend).lose(row); }
 
 CUstream_st* cuda_stream(Backend& backend) { return dynamic_cast<cuda::CudaBackend&>(backend).stream(); }
 

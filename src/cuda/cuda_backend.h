@@ -20,6 +20,11 @@ std::string cuda_obstacle();
 /// and refuses more; from 2 rows on, the operations one by one are faster (docs/PERF.md).
 std::unique_ptr<Backend> make_cuda_backend();
 
+/// For tests of what becomes of a step whose blocks wait in vain: in the next decode_step() of one row, the last row of
+/// every layer's QKV product, or down product, never arrives. The download() behind it throws after some seconds.
+enum class LostRow { none, qkv, down };
+void lose_row(Backend& backend, LostRow row);
+
 /// The stream on which a backend of make_cuda_backend() works: for graphs and timers of benchmarks. An operation that
 /// has run once with the same batch launches kernels alone, so that it can be captured.
 struct CUstream_st* cuda_stream(Backend& backend);

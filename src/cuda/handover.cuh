@@ -15,11 +15,12 @@
 
 namespace fut::cuda {
 
-/// Where a wait was given up.
+/// The earliest wait that was given up: a block that waits for one that waits gives up too, and not always after it.
 struct StepFault {
-  uint32_t raised = 0;
-  uint32_t block = 0, stage = 0;    ///< stage: Stage of step.h
-  uint32_t expected = 0, seen = 0;  ///< tags
+  unsigned long long first = 0;  ///< 0: none; else ~tag, a one, and the block, so that the largest is the earliest
+
+  uint32_t tag() const { return ~static_cast<uint32_t>(first >> 32); }
+  uint32_t block() const { return static_cast<uint32_t>(first) & 0x7fffffff; }
 };
 
 __device__ inline void publish(uint2* word, uint32_t payload, uint32_t tag) {
@@ -50,11 +51,6 @@ __device__ inline uint2 load_word(const uint2* word) {
 /// Waits with an end: a step whose blocks wait for one another wrongly must become an error, not a stuck card.
 class Watch {
  public:
-  /// What the block's first thread waits for, in shared memory.
-  __device__ static uint32_t& stage() {
-    __shared__ uint32_t value;
-    return value;
-  }
   /// Of this block, in shared memory: 1 once one of its waits has failed.
   __device__ static volatile uint32_t& given_up() {
     __shared__ uint32_t flag;
@@ -62,17 +58,11 @@ class Watch {
   }
 
   /// After a failed look: false when waiting has no point any more.
-  __device__ bool patient(StepFault* fault, uint32_t& looks, uint32_t expected, uint32_t seen) const {
+  __device__ bool patient(StepFault* fault, uint32_t& looks, uint32_t expected) const {
     if (++looks < kLooks && !given_up()) return true;
-    if (!given_up()) {
-      given_up() = 1;
-      if (atomicCAS(&fault->raised, 0u, 1u) == 0) {
-        fault->block = blockIdx.x;
-        fault->stage = stage();
-        fault->expected = expected;
-        fault->seen = seen;
-      }
-    }
+    given_up() = 1;
+    if (looks > kLooks / 2)  // others ended because this block has given up, and tell nothing
+      atomicMax(&fault->first, static_cast<unsigned long long>(~expected) << 32 | 1u << 31 | blockIdx.x);
     return false;
   }
 
@@ -96,7 +86,7 @@ __device__ inline void gather_words(Words (&words)[kCount], uint32_t tag, const 
 #pragma unroll
     for (int i = kCount - 1; i >= 0; --i) first = missing(words[i]) ? i : first;
     do {
-      if (!watch.patient(fault, looks, tag, words[0].y)) return;
+      if (!watch.patient(fault, looks, tag)) return;
     } while (missing(load(first)));
   }
 }

@@ -71,7 +71,7 @@ class StepRoles {
         StepAttend<Types>(c, memory_.layers()[l], l).run();
         c.end_stage();
       }
-      c.begin_stage(from);
+      c.begin_stage();
       StepMultiply<Types>(c, args_.shape[head ? static_cast<int>(Product::head) : part])
           .run(words, step_tag(c.base(), l, from), part % 2 == 0, part == 2);
       c.end_stage();

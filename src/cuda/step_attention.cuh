@@ -122,7 +122,7 @@ class StepAttend {
 
   __device__ StepAttend(StepConsumer<Types>& c, const StepLayer& layer, int index)
       : c_(c), args_(c.args), layer_(layer), index_(index) {
-    c.begin_stage(Stage::y);
+    c.begin_stage();
     quad_ = c.warp / kAttentionWarps;
     warp_ = c.warp % kAttentionWarps;
     thread_ = c.thread() % kAttentionThreads;
@@ -348,7 +348,6 @@ class StepAttend {
     unit.locate(args_, index);
     const int pieces = unit.piece.pieces, blocks = group_ * kParts;
     if (pieces == 1) return;
-    if (threadIdx.x == 0) Watch::stage() = static_cast<uint32_t>(Stage::partial);
     const uint32_t tag = step_tag(c_.base(), index_, Stage::partial);
     for (int block = unit.split; block < blocks; block += args_.splits) {
       const int h = block / kParts, c = block % kParts * 32;

@@ -95,8 +95,7 @@ struct StepConsumer {
   }
 
   /// A stage begins: what the compiler derives from these is computed here, not kept in registers through all others.
-  __device__ void begin_stage(Stage stage) {
-    if (threadIdx.x == 0) Watch::stage() = static_cast<uint32_t>(stage);
+  __device__ void begin_stage() {
     asm volatile("" : "+r"(warp), "+r"(lane));
     if (traced()) trace() = {now(), 0, 0, 0, 0, 0};
   }

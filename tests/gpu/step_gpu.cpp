@@ -500,6 +500,26 @@ void check_refusals(Backend& eight) {
     throws(cat("FUT_STEP_ROWS=", rows), {"FUT_STEP_ROWS", "0 to 99"}, [&] { backend_of(rows); });
 }
 
+/// A step whose blocks wait for what never comes ends with an error that says for what, and the next one is right.
+void check_hangs(Backend& one) {
+  const Shape s = kShapes[0];
+  check(one, kShapes[1], {5}, 1);  // tags that are no multiple of this model's
+  World w(one, s, {63}, 2);
+  const std::vector<int32_t> tokens = w.random_tokens();
+  Outcome out;
+  const std::pair<LostRow, std::vector<std::string>> cases[] = {
+      {LostRow::qkv, {"decode step", "for y of layer 0"}}, {LostRow::down, {"decode step", "for x_in of layer 1"}}};
+  for (const auto& [row, words] : cases) {
+    w.cache.restart();
+    throws("a row that never arrives", words, [&] {
+      lose_row(one, row);
+      w.whole(tokens, out);
+    });
+    w.cache.restart();
+    check_world(w, 2);
+  }
+}
+
 /// `count` lengths out of kLengths, from `first` on, in turn.
 std::vector<int64_t> lengths(int count, size_t first) {
   std::vector<int64_t> all;
@@ -535,5 +555,6 @@ int main(int argc, char** argv) {
     for (const int rows : {2, 6}) check(*eight, {8192, 64, 2, 1, 64, 33, 64}, lengths(rows, 3), 2);
     expect(clamped > 0, "no value was ever clamped: the counter was not tested");
     check_refusals(*eight);
+    check_hangs(one);
   });
 }
