@@ -6,11 +6,10 @@
 //   ID]
 #include <cuda_runtime.h>
 
-#include <cmath>
-#include <cstring>
-
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <functional>
@@ -132,7 +131,9 @@ class Bench {
     const auto t = fetch(plan_.args.trace, blocks * stages);
     plan_.args.trace = nullptr;
     const char* names[] = {"qkv", "attention", "o_proj", "gate_up", "down", "head"};
-    printf("cycles (mean over blocks and layers): gathered, ready, starved, pushing, rest, end | min gathered, min end, max end\n");
+    printf(
+        "cycles (mean over blocks and layers): gathered, ready, starved, pushing, rest, end | min gathered, min end, "
+        "max end\n");
     for (int k = 0; k < 6; ++k) {
       double sum[6] = {};
       uint32_t most = 0, count = 0, least = ~0u, soonest = ~0u;
@@ -142,7 +143,8 @@ class Bench {
           const cuda::StepTrace& x = t[b * stages + s];
           sum[0] += x.gathered, sum[1] += x.ready, sum[2] += x.starved, sum[3] += x.pushing, sum[5] += x.end;
           sum[4] += static_cast<double>(x.end) - x.ready - x.starved - x.pushing;
-          most = std::max(most, x.end), ++count, least = std::min(least, x.gathered), soonest = std::min(soonest, x.end);
+          most = std::max(most, x.end), ++count, least = std::min(least, x.gathered),
+          soonest = std::min(soonest, x.end);
         }
       }
       printf("  %-10s", names[k]);
@@ -154,9 +156,8 @@ class Bench {
   void fault() {
     cuda::StepFault f;
     gpu_->download(&f, plan_.args.fault, sizeof f);
-    if (f.raised) {
-      printf("FAULT: block %u gave up waiting for %s: tag %u expected, %u seen\n", f.block,
-             cuda::name_of(static_cast<cuda::Stage>(f.stage)), f.expected, f.seen);
+    if (f.first) {
+      printf("FAULT: block %u gave up waiting for tag %u\n", f.block(), f.tag());
       exit(1);
     }
   }
@@ -176,7 +177,8 @@ class Bench {
         ++off;
       }
     }
-    if (off) printf("  MISMATCH %s: %lld of %zu differ, first at %lld\n", name, (long long)off, want.size(), (long long)first);
+    if (off)
+      printf("  MISMATCH %s: %lld of %zu differ, first at %lld\n", name, (long long)off, want.size(), (long long)first);
     return off == 0;
   }
 
