@@ -78,6 +78,9 @@ TEST(Bench, AStepIsItsOperations) {
   const BenchResult step = measured("step", options);
   expect_sane(step, options);
   EXPECT_EQ(step.bytes, tables + 2 * layer);
+  EXPECT_EQ(step.layer_bytes, layer);
+  EXPECT_FALSE(step.one_call);  // the CPU has no such kernel
+  EXPECT_LT(step.layer_us.value_or(0), step.median_us());
   BenchOptions all = options;
   all.layers = 0;
   EXPECT_EQ(measured("step", all).layers, 3);
@@ -131,6 +134,9 @@ TEST(Bench, RefusesWhatItCannotRun) {
   options = tiny();
   options.prefill = true;
   test::expect_refused([&] { measured("block", options); }, {"INT4 weights are for decode"});
+  options = tiny();
+  options.trace = true;
+  test::expect_refused([&] { measured("step", options); }, {"to trace", "operation by operation"});
 }
 
 struct Result {
@@ -188,6 +194,11 @@ TEST(BenchCommand, JsonAndText) {
   EXPECT_EQ(row.at("bytes"), 64 * 4 * (512 + 32) + 256 * 4 + 1024 * 4);
   EXPECT_LE(row.at("us_min").get<double>(), row.at("us").get<double>());
   EXPECT_LE(row.at("us").get<double>(), row.at("us_max").get<double>());
+  const auto step = nlohmann::json::parse(fut("step --json" + kQuick).out);  // one layer, so no difference of two
+  ASSERT_EQ(step.at("rows").size(), 1u);
+  EXPECT_EQ(step.at("rows")[0].at("one_call"), false);
+  EXPECT_NE(fut("step" + kQuick).out.find("operation by operation"), std::string::npos);
+  EXPECT_NE(fut("step --trace" + kQuick).err.find("to trace"), std::string::npos);
   const Result prefill = fut("step --phase prefill --tokens 20" + kQuick);
   EXPECT_EQ(prefill.code, 0) << prefill.err;
   EXPECT_NE(prefill.out.find("weights fp8"), std::string::npos) << prefill.out;

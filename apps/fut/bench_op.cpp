@@ -70,6 +70,8 @@ void add_flags(CLI::App& app, PartFlags& flags) {
               flags.what == "step"
                   ? "layers of the step; 0: the shape's"
                   : "sets of weights and cache that take turns; 0: enough to leave the last-level cache");
+  if (flags.what == "step")
+    add_switch(app, "--trace", o.trace, "on a card, decode as one kernel: also where its time goes, stage by stage");
   add_integer(app, "--repeat", o.repeat, {0, 100000},
               "samples, after a warm-up that is not counted; 0: 40 on a card, else 10");
   add_number(app, "--ceiling", flags.ceiling, {0, 1e6}, "TB/s that memory can be read at; 0: as measured, for an H200");
@@ -93,7 +95,10 @@ std::string footer(const std::string& what) {
   } else if (what == "block") {
     text += "\n\nA block is the operations of one layer, one after another.";
   } else {
-    text += "\n\nA step is embed, all layers and lm_head; logits stay where they are and no token is chosen.";
+    text +=
+        "\n\nA step is embed, all layers and lm_head; logits stay where they are and no token is chosen. A card makes\n"
+        "a decode step as one kernel where that is faster; FUT_STEP_ROWS says up to how many sequences (0: never; 8\n"
+        "at most). Row \"layer\": the step less one with half the layers, by the number of layers between them.";
   }
   const std::string example = what == "op" ? "op attention_decode" : what;
   return text + fmt::format(
@@ -156,8 +161,8 @@ Columns columns_of(const PartFlags& flags, std::optional<double> ceiling) {
   std::string line;
   Columns columns;
   if (!std::getline(file, line)) {
-    columns = {"commit", "card",    "date", "clock_mhz", "op", "phase",  "shape",  "batch", "context",
-               "tokens", "weights", "kv",   "layers",    "us", "us_min", "us_max", "bytes", "gb_s"};
+    columns = {"commit",  "card", "date",   "clock_mhz", "op",     "phase",  "shape", "batch", "context", "tokens",
+               "weights", "kv",   "layers", "us",        "us_min", "us_max", "bytes", "gb_s",  "one_call"};
     if (ceiling) columns.push_back(fmt::format("share_of_{:.6g}TB/s", *ceiling / 1e12));
     return columns;
   }
@@ -198,7 +203,10 @@ std::map<std::string, std::string> csv_values(const PartFlags& flags, Backend& b
           {"us_min", us(r.us.front())},
           {"us_max", us(r.us.back())},
           {"bytes", fmt::to_string(r.bytes)},
-          {"gb_s", us(r.gb_per_second())}};
+          {"gb_s", us(r.gb_per_second())},
+          {"one_call", flags.what != "step" ? ""
+                       : r.one_call         ? "yes"
+                                            : "no"}};
 }
 
 /// Throws, before anything is measured, unless a value is known for every column.
@@ -234,7 +242,47 @@ void append_csv(const PartFlags& flags, Backend& backend, const Columns& columns
   FUT_CHECK(file.flush(), flags.csv, ": cannot be written");
 }
 
-std::string as_json(const PartFlags& flags, const std::string& backend, std::optional<double> ceiling,
+/// Where a step's time goes: each kind of stage with its share of the whole.
+template <class Use>
+void for_stages(const std::vector<StepStage>& stages, int mhz, Use use) {
+  double all = 0;
+  for (const StepStage& s : stages) all += s.cycles * static_cast<double>(s.count);
+  for (const StepStage& s : stages)
+    use(s, s.cycles / mhz, 100 * s.cycles * static_cast<double>(s.count) / all, s.input_cycles / mhz,
+        s.memory_cycles / mhz, s.longest / mhz);
+}
+
+ordered_json stages_as_json(const std::vector<StepStage>& stages, int mhz) {
+  ordered_json rows = ordered_json::array();
+  for_stages(stages, mhz, [&](const StepStage& s, double us, double share, double input, double memory, double most) {
+    rows.push_back({{"op", s.op},
+                    {"count", s.count},
+                    {"cycles", s.cycles},
+                    {"us", us},
+                    {"share", share / 100},
+                    {"input_us", input},
+                    {"memory_us", memory},
+                    {"longest_us", most}});
+  });
+  return rows;
+}
+
+std::string stages_as_text(const std::vector<StepStage>& stages, int mhz) {
+  std::string text = fmt::format(
+      "\nStages of a traced step: means over multiprocessors and layers, microseconds at {} MHz. inputs: of these,\n"
+      "until what others make was there; memory: waiting for weights or cached tokens.\n\n"
+      "| {:<17} | {:>5} | {:>9} | {:>7} | {:>7} | {:>7} | {:>7} | {:>7} |\n"
+      "|{:-<19}|{:->7}|{:->11}|{:->9}|{:->9}|{:->9}|{:->9}|{:->9}|\n",
+      mhz, "stage", "count", "cycles", "us", "share", "inputs", "memory", "longest", "", ":", ":", ":", ":", ":", ":",
+      ":");
+  for_stages(stages, mhz, [&](const StepStage& s, double us, double share, double input, double memory, double most) {
+    text += fmt::format("| {:<17} | {:>5} | {:>9.0f} | {:>7.2f} | {:>5.1f} % | {:>7.2f} | {:>7.2f} | {:>7.2f} |\n",
+                        s.op, s.count, s.cycles, us, share, input, memory, most);
+  });
+  return text;
+}
+
+std::string as_json(const PartFlags& flags, const std::string& backend, int mhz, std::optional<double> ceiling,
                     const std::vector<BenchResult>& results) {
   const BenchOptions& o = flags.options;
   ordered_json rows = ordered_json::array();
@@ -247,6 +295,8 @@ std::string as_json(const PartFlags& flags, const std::string& backend, std::opt
                     {"gb_s", r.gb_per_second()},
                     {"layers", r.layers}});
     if (ceiling) rows.back()["share_of_ceiling"] = r.gb_per_second() * 1e9 / *ceiling;
+    if (flags.what == "step") rows.back()["one_call"] = r.one_call;
+    if (!r.stages.empty()) rows.back()["stages"] = stages_as_json(r.stages, mhz);
   }
   ordered_json out = {{"backend", backend},
                       {"commit", flags.commit},
@@ -263,7 +313,7 @@ std::string as_json(const PartFlags& flags, const std::string& backend, std::opt
   return out.dump() + "\n";
 }
 
-std::string as_text(const PartFlags& flags, const std::string& backend, std::optional<double> ceiling,
+std::string as_text(const PartFlags& flags, const std::string& backend, int mhz, std::optional<double> ceiling,
                     const std::vector<BenchResult>& results) {
   const BenchOptions& o = flags.options;
   std::string text = fmt::format("{}: {}, weights {}, KV {}, batch {}, context {}{}, {}\n\n", flags.shape_name(),
@@ -282,7 +332,26 @@ std::string as_text(const PartFlags& flags, const std::string& backend, std::opt
                         r.median_us(), fmt::format("{:.1f} .. {:.1f}", r.us.front(), r.us.back()),
                         static_cast<double>(r.bytes) / (1 << 20), r.gb_per_second(), share, r.layers);
   }
+  if (flags.what == "step") {
+    const bool head = o.head.value_or(Dtype::bf16) == o.weights;
+    text += !results[0].one_call ? "\nThe step ran operation by operation.\n"
+            : head               ? "\nThe step ran as one kernel.\n"
+                                 : "\nThe step ran as one kernel, and lm_head, whose format is another, behind it.\n";
+  }
+  if (!results[0].stages.empty()) text += stages_as_text(results[0].stages, mhz);
   return text;
+}
+
+/// A step's row for one of its layers, where it could be told.
+std::optional<BenchResult> layer_of(const BenchResult& step) {
+  if (!step.layer_us) return std::nullopt;
+  BenchResult layer;
+  layer.what = "layer";
+  layer.layers = 1;
+  layer.bytes = step.layer_bytes;
+  layer.us = {*step.layer_us};
+  layer.one_call = step.one_call;
+  return layer;
 }
 
 }  // namespace
@@ -325,11 +394,16 @@ int bench_parts(int argc, const char* const* argv) {
     bar.show(stage, done, total);
   };
   std::vector<BenchResult> results;
-  for (const std::string& what : todo) results.push_back(run_benchmark(*backend, what, flags.options));
+  for (const std::string& what : todo) {
+    results.push_back(run_benchmark(*backend, what, flags.options));
+    if (auto layer = layer_of(results.back())) results.push_back(std::move(*layer));
+  }
   bar.clear();
   if (!flags.csv.empty()) append_csv(flags, *backend, columns, results);
-  put(flags.json ? as_json(flags, backend->name(), ceiling, results)
-                 : as_text(flags, backend->name(), ceiling, results));
+  const auto clock = card_clock(*backend);
+  const int mhz = clock ? clock->mhz : 0;
+  put(flags.json ? as_json(flags, backend->name(), mhz, ceiling, results)
+                 : as_text(flags, backend->name(), mhz, ceiling, results));
   return 0;
 }
 

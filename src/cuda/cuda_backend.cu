@@ -13,6 +13,7 @@
 #include "cuda/place.h"
 #include "cuda/rows.h"
 #include "cuda/step.h"
+#include "cuda/step_trace.h"
 
 namespace fut {
 namespace cuda {
@@ -77,6 +78,18 @@ class CudaBackend final : public Backend {
 
   cudaStream_t stream() const { return stream_; }
   void lose(LostRow row) { lost_ = row; }
+
+  TracedStep trace(const std::function<void()>& work) {
+    traced_ = {};
+    tracing_ = true;
+    work();
+    tracing_ = false;
+    TracedStep out = traced_;
+    out.stages.resize(static_cast<size_t>(out.blocks) * (5 * out.layers + 1));
+    const size_t bytes = out.stages.size() * sizeof(StepTrace);
+    if (bytes) download(out.stages.data(), trace_.reserve<StepTrace>(out.stages.size(), stream_), bytes);
+    return out;
+  }
 
   size_t free_bytes() const override {
     size_t free = 0, total = 0;
@@ -191,6 +204,10 @@ class CudaBackend final : public Backend {
     a.tag_base = tag_base_.reserve<uint32_t>(1, stream_, true);
     a.fault = fault_.reserve<StepFault>(1, stream_, true);
     a.saturated = counters_.of(args.saturated, stream_);
+    if (tracing_) {
+      traced_ = {multiprocessors(), a.layer_count, head_inside(args), {}};
+      a.trace = trace_.reserve<StepTrace>(static_cast<size_t>(traced_.blocks) * (5 * a.layer_count + 1), stream_);
+    }
     cuda::decode_step(plan, stream_);
     step_layers_ = args.layer_count;
     if (!head_inside(args)) {
@@ -481,10 +498,18 @@ class CudaBackend final : public Backend {
   StepFault* fault_seen_ = nullptr;                  ///< in host memory
   int64_t step_layers_ = 0;                          ///< of the step that check_step() has yet to ask about
   LostRow lost_ = LostRow::none;                     ///< of the next step
+  bool tracing_ = false;
+  Scratch trace_;
+  TracedStep traced_;  ///< all but the stages, which are in trace_
   Counters counters_;
 };
 
 }  // namespace
+
+TracedStep traced_step(Backend& backend, const std::function<void()>& work) {
+  return dynamic_cast<CudaBackend&>(backend).trace(work);
+}
+
 }  // namespace cuda
 
 std::string cuda_obstacle() {

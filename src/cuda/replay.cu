@@ -5,6 +5,7 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/launch.cuh"
 #include "cuda/replay.h"
+#include "cuda/step_trace.h"
 
 namespace fut {
 namespace cuda {
@@ -95,6 +96,37 @@ std::vector<double> time_on_card(Backend& backend, const std::function<void()>& 
     seconds.push_back(double{ms} * 1e-3);
   }
   return seconds;
+}
+
+std::vector<StageCycles> trace_step(Backend& backend, const std::function<void()>& step) {
+  step();
+  const cuda::TracedStep traced = cuda::traced_step(backend, step);
+  if (traced.stages.empty()) return {};
+  constexpr int kKinds = 6;
+  const char* names[kKinds] = {"qkv_rope_append", "attention_decode", "o_proj_residual",
+                               "gate_up_swiglu",  "down_residual",    "lm_head"};
+  std::vector<StageCycles> kinds(kKinds);
+  const int stages = 5 * traced.layers + 1;
+  for (int s = 0; s < stages; ++s) {
+    StageCycles& kind = kinds[s == stages - 1 ? kKinds - 1 : s % 5];
+    ++kind.count;
+    for (int block = 0; block < traced.blocks; ++block) {
+      const cuda::StepTrace& t = traced.stages[block * stages + s];
+      kind.cycles += t.end;
+      kind.longest = std::max(kind.longest, static_cast<double>(t.end));
+      kind.input_cycles +=
+          s % 5 == 1 && s != stages - 1 ? t.gathered : t.ready;  // attention is ready when it is through
+      kind.memory_cycles += t.starved;
+    }
+  }
+  for (int k = 0; k < kKinds; ++k) {
+    StageCycles& kind = kinds[k];
+    const double runs = static_cast<double>(kind.count) * traced.blocks;
+    kind.op = names[k];
+    kind.cycles /= runs, kind.input_cycles /= runs, kind.memory_cycles /= runs;
+  }
+  if (!traced.head) kinds.pop_back();
+  return kinds;
 }
 
 int card_clock_mhz() {

@@ -37,8 +37,15 @@ std::string obstacle_on_card(const LlamaConfig& config, const std::vector<Dtype>
 std::unique_ptr<Backend> make_on_card() { return make_cuda_backend(); }
 
 CardClock clock_of_card(Backend& backend) {
-  return {card_clock_mhz(), [&backend](const std::function<void()>& work, int samples, double warm_up_seconds) {
+  return {card_clock_mhz(),
+          [&backend](const std::function<void()>& work, int samples, double warm_up_seconds) {
             return time_on_card(backend, work, samples, warm_up_seconds);
+          },
+          [&backend](const std::function<void()>& step) {
+            std::vector<StepStage> stages;
+            for (const StageCycles& s : trace_step(backend, step))
+              stages.push_back({s.op, s.count, s.cycles, s.longest, s.input_cycles, s.memory_cycles});
+            return stages;
           }};
 }
 

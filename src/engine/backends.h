@@ -19,10 +19,22 @@ namespace fut {
 std::unique_ptr<Backend> make_backend(const std::string& name, const LlamaConfig& config,
                                       const std::vector<Dtype>& formats);
 
+/// One kind of stage of a decode step that runs as one kernel: means over the multiprocessors and layers, in cycles. As
+/// StageCycles in cuda/replay.h.
+struct StepStage {
+  std::string op;
+  int64_t count = 0;  ///< such stages in a step
+  double cycles = 0, longest = 0;
+  double input_cycles = 0;   ///< of `cycles`: until what other multiprocessors make was there and prepared
+  double memory_cycles = 0;  ///< of `cycles`: waiting for weights or cached tokens from memory
+};
+
 /// A card's own clock, for benchmarks: the host's would mostly see the host. As time_on_card() in cuda/replay.h.
 struct CardClock {
   int mhz = 0;  ///< the highest that the card's multiprocessors may use
   std::function<std::vector<double>(const std::function<void()>& work, int samples, double warm_up_seconds)> seconds;
+  /// Of a run of `step`, which asks for one decode_step(); empty where that is not made by one kernel.
+  std::function<std::vector<StepStage>(const std::function<void()>& step)> stages;
 };
 /// Nothing where the backend is no card.
 std::optional<CardClock> card_clock(Backend& backend);

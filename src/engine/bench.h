@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/backends.h"
 #include "model/config.h"
 #include "ops/backend.h"
 
@@ -42,6 +43,7 @@ struct BenchOptions {
   int64_t tokens = 512;          ///< prefill: new tokens of each
   int64_t layers = 0;            ///< step: layers that run, 0: all. op, block: sets of weights and cache that take
                                  ///< turns, 0: enough to exceed the last-level cache twice, where memory allows
+  bool trace = false;            ///< step: also BenchResult::stages
   int repeat = 0;                ///< samples; 0: 40 on a card, 10 elsewhere
   double sample_seconds = 2e-3;  ///< runs are repeated within a sample until it is this long; on a card a sample is one
                                  ///< run on each set
@@ -55,6 +57,11 @@ struct BenchResult {
   int64_t layers = 0;      ///< as BenchOptions::layers, resolved
   int64_t bytes = 0;       ///< moved by one run, each thing counted once (kBenchBytes)
   std::vector<double> us;  ///< of a run, sorted, one a sample
+  // Of a step alone.
+  bool one_call = false;           ///< Backend::decode_step() made it, not the operations one by one
+  std::optional<double> layer_us;  ///< a layer's part: medians of the step and of one with half the layers, subtracted
+  int64_t layer_bytes = 0;
+  std::vector<StepStage> stages;  ///< where BenchOptions::trace asks for them
 
   double median_us() const;
   double gb_per_second() const { return static_cast<double>(bytes) / median_us() * 1e-3; }
