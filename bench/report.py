@@ -2,7 +2,8 @@
 """Prints bench/results.csv as the tables of docs/PERF.md: ours, peers, ratio, share of the read ceiling.
 
 Only rows of one run are set side by side: the same commit, card and date. Without --commit and --date that is the last
-run in the file that holds rows of ours. Of a point that was measured more than once in it the median counts.
+run in the file that holds rows of ours. Of a point that was measured more than once in it the median counts. Our block
+is a layer of the step, by difference (`fut bench step`), where that was measured; else a layer's operations in a row.
 
   python3 bench/report.py
   python3 bench/report.py bench/results.csv --commit f081203
@@ -17,7 +18,7 @@ import sys
 COLUMNS = "commit card date clock_mhz op shape batch context weights kv us bytes".split()
 PEERS = {"torch_bf16_block": "torch BF16", "torch_fp8_block": "torch FP8", "torch_int4_block": "torch INT4"}
 STEP_PEERS = {"transformers_step": "transformers", "transformers_step_queued": "transformers, queued"}
-PARTS = ("block", "step")  # of ours; every other op of ours is a part of them
+PARTS = ("block", "layer", "step")  # of ours; every other op of ours is a part of them
 # What issue 3 accepts, in microseconds; a table of bounds, not of results.
 ACCEPTED = {
     ("block", "llama-3.1-8b", 1, 2048): 40, ("block", "llama-3.1-8b", 8, 2048): 48,
@@ -121,8 +122,10 @@ def table(title, header, rows):
 def compared(numbers, part, peers, weights="int4"):
     """Ours beside the peers at every point where either was measured; the ratio is over the fastest peer."""
     rows = []
-    for point in numbers.points({part, *peers}):
+    for point in numbers.points({part, *peers} | ({"layer"} if part == "block" else set())):
         key = (part, *point, weights, weights)
+        if part == "block" and ("layer", *key[1:]) in numbers.us:
+            key = ("layer", *key[1:])
         ours = numbers.us.get(key)
         times = [numbers.peer(op, point) for op in peers]
         fastest = min((t for t in times if t), default=None)

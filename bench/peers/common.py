@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 
-READ_RATE = 4.57e12  # bytes a second: the ceiling that bench/decode_cuda.cu divides by
+READ_RATE = 4.57e12  # bytes a second: the ceiling that fut bench divides by on an H200
 HEADER = "commit,card,date,clock_mhz,op,shape,batch,context,weights,kv,us,bytes,share_of_4.57TB/s"
 LACKING = 77  # exit status: this machine has not what the measurement needs (what ctest and automake call a skip)
 CSV_NAME = {"bf16": "bf16", "fp8": "e4m3", "fp8_row": "e4m3", "int4": "int4"}  # --weights: how the record calls it
@@ -154,7 +154,7 @@ def time_replays(work, count, replays=40):
 
 
 def clock_mhz():
-    """The card's highest clock, as decode_cuda asks for it."""
+    """The card's highest clock, as fut bench asks for it."""
     value, clock_rate = ctypes.c_int(0), 13  # CU_DEVICE_ATTRIBUTE_CLOCK_RATE
     try:
         ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(value), clock_rate, 0)

@@ -2,9 +2,10 @@
 """Measures what issue 3 compares with, in one command: PyTorch's compiled blocks and the compiled transformers step.
 
 The peers that can be a point's fastest come first, so a run cut short by --limit has the numbers that count. With
---ours our own benchmark runs at the same points on the same card just before. A table closes the run.
+--ours our own steps and blocks run at the same points on the same card just before, and single operations behind them.
+A table closes the run.
 
-  python3 bench/peers/run.py --ours build/bin/decode_cuda --csv bench/results.csv
+  python3 bench/peers/run.py --ours build/bin/fut --csv bench/results.csv
 """
 import os
 import pathlib
@@ -23,7 +24,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 POINTS = [("llama-3.1-8b", 1, 2048), ("llama-3.1-8b", 1, 16384), ("llama-3.1-8b", 8, 2048), ("llama-3.1-8b", 32, 2048),
           ("llama-3.1-8b", 32, 8192), ("llama-3.1-70b", 1, 2048), ("llama-3.1-70b", 32, 2048)]
 STEP = ("llama-3.1-8b", 1, 1024)  # whole steps are compared here
-OURS_S, BANDWIDTH_S, POINT_S, STEP_S = 60, 30, 45, 120  # limits of one piece of work, in seconds
+OURS_S, BANDWIDTH_S, POINT_S, STEP_S = 90, 30, 45, 120  # limits of one piece of work, in seconds
 START_S = 30  # more for a program's first line: imports, the card's context
 TIME_IS_UP = "the run's time is up"
 
@@ -35,7 +36,7 @@ def may_be_fastest(point):
 
 def parse():
     parser = common.parser(__doc__)
-    parser.add_argument("--ours", metavar="PROGRAM", help="decode_cuda of this build, to run at the same points")
+    parser.add_argument("--ours", metavar="PROGRAM", help="fut of this build, to run `fut bench` at the same points")
     parser.add_argument("--limit", type=common.at_least(10), default=240, metavar="SECONDS",
                         help="what has not begun or ended by then is left out, by name (default 240)")
     parser.add_argument("--quick", action="store_true", help="only the peers that can be a point's fastest")
@@ -132,11 +133,19 @@ class Run:
             points = points[len(lost):]
 
 
+def ours(run, program, part):
+    """`fut bench PART` at every point, with an INT4 head."""
+    if not program:
+        return
+    for shape, batch, context in [*POINTS, STEP]:
+        words = ["bench", part, "--backend", "cuda", "--head", "int4", "--shape", shape, "--batch", str(batch),
+                 "--context", str(context)]
+        run.one(" ".join(["fut", *words]), [program, *words], OURS_S)
+
+
 def measure(run, args):
-    if args.ours:
-        for shape, batch, context in [*POINTS, STEP]:
-            name = f"{args.ours} {shape} {batch} {context}"
-            run.one(name, [args.ours, shape, str(batch), str(context)], OURS_S)
+    ours(run, args.ours, "step")
+    ours(run, args.ours, "block")
     run.one("bandwidth", [sys.executable, str(FOLDER / "ceilings.py"), "--what", "bandwidth"], BANDWIDTH_S)
     points = torch_block.in_order([torch_block.Point(*p, None) for p in POINTS], "decode")
     run.blocks([p for p in points if may_be_fastest(p)])
@@ -144,6 +153,7 @@ def measure(run, args):
     command = [sys.executable, str(FOLDER / "transformers_step.py"), "--shape", shape, "--batch", batch]
     run.one("transformers_step", [*command, "--context", context], STEP_S)
     if not args.quick:
+        ours(run, args.ours, "op")
         run.blocks([p for p in points if not may_be_fastest(p)])
 
 
@@ -154,7 +164,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         csv = args.csv or str(pathlib.Path(folder) / "results.csv")
         if args.ours and not (os.path.exists(csv) and os.path.getsize(csv)):
-            pathlib.Path(csv).write_text(common.HEADER + "\n")  # decode_cuda adds rows only
+            pathlib.Path(csv).write_text(common.HEADER + "\n")  # fut bench would begin a file with columns of its own
         run = Run(args, csv)
         try:
             measure(run, args)
