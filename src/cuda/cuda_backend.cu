@@ -54,6 +54,7 @@ class CudaBackend final : public Backend {
     void* data = nullptr;
     if (bytes == 0) return data;
     const cudaError_t status = cudaMallocAsync(&data, bytes, stream_);
+    if (status != cudaSuccess) cudaGetLastError();  // or the next launch would seem to have failed
     FUT_CHECK(status == cudaSuccess, "out of memory on the card: ", bytes >> 20, " MiB could not be allocated, ",
               free_bytes() >> 20, " MiB are free (", cudaGetErrorString(status), ")");
     return data;

@@ -9,14 +9,17 @@ using namespace fut::test;
 
 namespace {
 
-/// embed, then lm_head on rows in order (kernels alone), or also on a list of rows (copied from the host every time,
-/// because embed's tokens took its place).
-void check(Backend& gpu, bool listed) {
+enum class Rows { in_order, listed };
+enum class Tokens { same, others_before };  ///< others take the place of these on the card: copied in every run
+
+/// embed, then lm_head.
+void check(Backend& gpu, Rows order, Tokens list) {
   const int64_t T = 5, D = 576, V = 1000;
   const PlacedWeight table = gpu.place(encode_weight(Dtype::bf16, 0, normals(V * D).data(), V, D, "table"));
   const PlacedWeight head = gpu.place(encode_weight(Dtype::int4, 64, normals(V * D).data(), V, D, "head"));
   std::vector<int32_t> tokens(T);
   for (int32_t& token : tokens) token = static_cast<int32_t>(below(V));
+  const std::vector<int32_t> others(T, 7);
   const std::vector<int64_t> rows = {4, 2, 0, 3, 1};
   Twin<float> x(gpu, T * D, 0xff), squares(gpu, T, 0xff), logits(gpu, T * V, 0xff);
   Residual r;
@@ -24,13 +27,15 @@ void check(Backend& gpu, bool listed) {
   r.x = x.gpu();
   r.sum_squares = squares.gpu();
   const auto work = [&] {
+    if (list == Tokens::others_before) gpu.embed({r, table.weight, others.data(), T, D});
     gpu.embed({r, table.weight, tokens.data(), T, D});
-    gpu.lm_head({logits.gpu(), r, head.weight, listed ? rows.data() : nullptr, T});
+    gpu.lm_head({logits.gpu(), r, head.weight, order == Rows::listed ? rows.data() : nullptr, T});
   };
   work();
   const std::vector<float> expected = logits.fetch("logits");
   logits.send();  // poison
-  const std::string name = listed ? "launched anew" : "replayed";
+  const std::string name = cat(list == Tokens::same ? "replayed" : "launched anew", ", rows ",
+                               order == Rows::listed ? "of a list" : "in order");
   const std::vector<double> seconds = time_on_card(gpu, work, 7, 1e-3);
   const std::vector<float> got = logits.fetch("logits");
   expect(memcmp(got.data(), expected.data(), got.size() * sizeof(float)) == 0, name + ": other logits than of one run");
@@ -44,7 +49,9 @@ void check(Backend& gpu, bool listed) {
 
 int main() {
   return run_on_card([](Backend& gpu) {
-    for (const bool listed : {false, true, false}) check(gpu, listed);
+    for (const Rows order : {Rows::in_order, Rows::listed}) {
+      for (const Tokens list : {Tokens::same, Tokens::others_before, Tokens::same}) check(gpu, order, list);
+    }
     printf("       clock %d MHz\n", card_clock_mhz());
   });
 }
