@@ -488,6 +488,9 @@ int parse(int count, char** words) {
       return fprintf(stderr, "engine_gpu: %s is unknown\n", flag.c_str());
     }
   }
+  if (pairs().empty())
+    return fprintf(stderr, "engine_gpu: --only %s names no pair, expected weights-cache such as int4-fp8\n",
+                   arguments.only.c_str());
   return 0;
 }
 
