@@ -196,6 +196,12 @@ TEST(ChatTemplateLimits, RecursionIsBounded) {
   EXPECT_EQ(text_of("{% macro f(n) %}{{ n }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(30) }}").size(), 52u);
 }
 
+TEST(ChatTemplateLimits, RangesAtTheEndOfTheNumbers) {
+  EXPECT_EQ(text_of("{{ range(9223372036854775806, 9223372036854775807, 5) | list }}"), "[9223372036854775806]");
+  EXPECT_EQ(text_of("{{ range(-9223372036854775806, -9223372036854775807, -5) | list }}"), "[-9223372036854775806]");
+  expect_template_refused("{{ range(-9223372036854775807, 9223372036854775807) }}", {"range"});
+}
+
 TEST(ChatTemplateLimits, WorkAndOutputAreBounded) {
   const auto start = std::chrono::steady_clock::now();
   const std::string many = "{% for a in range(99999) %}";
@@ -217,6 +223,14 @@ TEST(ChatTemplateLimits, WorkAndOutputAreBounded) {
       "endfor %}",
       {"template"});
   expect_template_refused("{% set x = range(99999)|list %}{% for i in x %}{{ i in x }}{% endfor %}", {"steps"});
+  std::string twice = "{% set x = [1] %}";  // a list of a few bytes whose text has 2^60
+  for (int i = 0; i < 60; ++i) twice += "{% set x = [x, x] %}";
+  expect_template_refused(twice + "{{ x }}", {"MiB"});
+  expect_template_refused(twice + "{{ x | tojson }}", {"MiB"});
+  expect_template_refused(twice + "{{ x == [x] or x in [[x]] or x | string | length }}", {"template"});
+  expect_template_refused("{{ ('a,' * 8000000).split(',') | length }}", {"steps"});
+  expect_template_refused("{{ ['a' * 9000000, 'a' * 9000000] | join('') | length }}", {"MiB"});
+  expect_template_refused("{{ ('a' * 10000000).replace('a', 'bb') | length }}", {"template"});
   expect_template_refused("{{ strftime_now('%s' * 1000) }}", {"strftime_now"});
   expect_refused([] { text_of(std::string(2 << 20, 'x')); }, {"t.jinja", "2097152 bytes"});
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;

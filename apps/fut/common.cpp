@@ -59,19 +59,6 @@ std::string name_of_limit(double value) { return fmt::format("{:g}", value); }
 
 }  // namespace
 
-bool contains(IntegerRange range, int64_t value) { return value >= range.low && value <= range.high; }
-bool contains(NumberRange range, double value) { return value >= range.low && value <= range.high; }
-
-std::string describe(IntegerRange range) {
-  if (range.high >= kNoLimit) return fmt::format("an integer of at least {} (and at most {})", range.low, range.high);
-  return fmt::format("an integer from {} to {}", range.low, range.high);
-}
-
-std::string describe(NumberRange range) {
-  if (range.high >= kTemperatureRange.high) return "a finite number of at least " + name_of_limit(range.low);
-  return fmt::format("a number from {} to {}", name_of_limit(range.low), name_of_limit(range.high));
-}
-
 std::shared_ptr<CLI::App> make_app(const std::string& description, const std::string& name) {
   auto app = std::make_shared<CLI::App>(description, name);
   app->get_formatter()->column_width(34);

@@ -6,7 +6,6 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "futransformer/engine.h"
+#include "ranges.h"
 
 namespace CLI {
 class App;  // only common.cpp sees its header, which costs every file seconds
@@ -23,25 +23,6 @@ namespace fut::app {
 
 inline constexpr const char* kVersion = "0.1.0";
 inline constexpr int kFailure = 1, kUsage = 2, kInterruptedExit = 130;
-
-// ---- numbers that users give, in flags and in prompt files
-
-struct IntegerRange {
-  int64_t low, high;
-};
-struct NumberRange {
-  double low, high;
-};
-
-inline constexpr int64_t kNoLimit = std::numeric_limits<int32_t>::max();
-inline constexpr IntegerRange kMaxTokensRange{-1, kNoLimit}, kTopKRange{-1, kNoLimit};
-inline constexpr IntegerRange kSeedRange{0, std::numeric_limits<int64_t>::max()};
-inline constexpr NumberRange kTemperatureRange{0, std::numeric_limits<float>::max()}, kFractionRange{0, 1};
-
-bool contains(IntegerRange range, int64_t value);
-bool contains(NumberRange range, double value);  ///< NaN is in no range
-std::string describe(IntegerRange range);        ///< "an integer from 1 to 16"
-std::string describe(NumberRange range);
 
 // ---- flags
 

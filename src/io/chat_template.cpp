@@ -10,7 +10,7 @@ namespace fut {
 namespace jinja {
 namespace {
 
-constexpr size_t kMaxSourceBytes = 1 << 20, kMaxOutputBytes = size_t{64} << 20;
+constexpr size_t kMaxSourceBytes = 1 << 20;
 
 enum class Flow { on, leave_loop, next_round };
 
@@ -120,8 +120,7 @@ class Rendering {
 
   void write(const Text& text) {
     limits_.bytes(text.size());
-    FUT_CHECK(text.size() <= kMaxOutputBytes - out_.size(), "the template writes more than ", kMaxOutputBytes >> 20,
-              " MiB");
+    require_short(out_.size() + text.size());
     out_.append(text);
   }
 
@@ -354,9 +353,10 @@ class Rendering {
     const double distance = (static_cast<double>(stop) - static_cast<double>(start)) / static_cast<double>(step);
     FUT_CHECK(distance <= Limits::kMaxRange, "range of more than ", Limits::kMaxRange, " numbers");
     Items items;
-    for (int64_t i = start; step > 0 ? i < stop : i > stop; i += step) {
+    bool past_end = false;
+    for (int64_t i = start; !past_end && (step > 0 ? i < stop : i > stop);) {
       items.push_back(Value::integer(i));
-      if (items.size() > static_cast<size_t>(distance) + 1) break;  // i would overflow next
+      past_end = __builtin_add_overflow(i, step, &i);
     }
     limits_.items(items.size());
     return Value::list(std::move(items));

@@ -401,7 +401,7 @@ std::map<std::string, std::string> GgufLlama::tokenizer_files() const {
   config["eos_token"] = spelling(ends.empty() ? -1 : ends.front());
   if (!chat_template().empty()) config["chat_template"] = chat_template();
   return {{"tokenizer.json", is_spm() ? tokenizer_json(spm) : tokenizer_json(bpe, path_)},
-          {"tokenizer_config.json", config.dump(1) + "\n"}};
+          {"tokenizer_config.json", json_text(config, 1, path_ + ": tokenizer_config.json") + "\n"}};
 }
 
 }  // namespace

@@ -80,6 +80,7 @@ Value join(const Call& call) {
   for (const Value& item : iterate(call.input, call.limits)) {
     const Text text = to_text(attribute && !attribute->is_none() ? attribute_of(item, *attribute, call.limits) : item);
     call.limits.bytes(between.size() + text.size());
+    require_short(result.size());
     require_unsafe(text);
     if (!first) result.append(between);
     result.append(text);
@@ -171,6 +172,7 @@ Value indent(const Call& call) {
     const size_t end = std::min(text.bytes().find('\n', begin), text.size());
     const Text line = text.part(begin, end - begin);
     call.limits.bytes(prefix.size());
+    require_short(result.size());
     if (!is_first) result.append(text.part(begin - 1, 1));
     if (is_first ? first : blank || line.size() > 0) result.append(prefix);
     result.append(line);

@@ -36,6 +36,7 @@ class JsonWriter {
   JsonWriter(Text& out, const JsonStyle& style) : out_(out), style_(style) {}
 
   void write(const Value& value, int level) {
+    require_short(out_.size());
     if (const Text* text = value.as_text()) return append_json_text(out_, *text, style_.ascii);
     if (const List* list = value.as_list()) return write_list(*list, level);
     if (const Dict* dict = value.as_dict()) return write_dict(*dict, level);

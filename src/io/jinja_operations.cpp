@@ -64,8 +64,8 @@ Value joined(const Text& a, const Text& b, Limits& limits) {
 Value repeated(const Value& value, int64_t count, Limits& limits) {
   count = std::max<int64_t>(count, 0);
   if (const Text* text = value.as_text()) {
-    FUT_CHECK(text->size() == 0 || count <= Limits::kMaxBytes / static_cast<int64_t>(text->size()), "a text times ",
-              count, " is too large");
+    FUT_CHECK(text->size() == 0 || count <= static_cast<int64_t>(kMaxTextBytes / text->size()), "a text times ", count,
+              " is too large");
     limits.bytes(text->size() * static_cast<size_t>(count));
     Text result;
     for (int64_t i = 0; text->size() > 0 && i < count; ++i) result.append(*text);
@@ -166,6 +166,7 @@ Items split_text(const Text& text, const std::optional<std::string>& separator, 
     FUT_CHECK(!separator->empty(), "split with an empty separator");
     limits.search(bytes, *separator);
     for (size_t at = 0; (at = bytes.find(*separator, at)) != std::string_view::npos; at += separator->size()) {
+      limits.items(1);
       gaps.emplace_back(at, at + separator->size());
     }
   }
@@ -248,6 +249,7 @@ Value join_method(const Text& self, const Bound& arguments, Limits& limits) {
   for (const Value& item : iterate(*arguments.find("iterable"), limits)) {
     FUT_CHECK(item.as_text(), "join takes texts, found ", item.kind());
     limits.bytes(self.size() + item.as_text()->size());
+    require_short(result.size());
     require_unsafe(*item.as_text());
     if (!first) result.append(self);
     result.append(*item.as_text());
@@ -376,6 +378,7 @@ void Limits::items(size_t count) {
 }
 
 void Limits::bytes(size_t count) {
+  require_short(count);
   FUT_CHECK(count <= static_cast<size_t>(kMaxBytes) - static_cast<size_t>(bytes_), "the template makes more than ",
             kMaxBytes >> 20, " MiB of text");
   bytes_ += static_cast<int64_t>(count);
@@ -548,6 +551,7 @@ Text replaced(const Text& text, const Text& old, const Text& other, int64_t coun
   size_t begin = 0;
   for (size_t at = 0; count != 0 && (at = text.bytes().find(old.bytes(), at)) != std::string_view::npos; --count) {
     limits.bytes(other.size());
+    require_short(result.size());
     result.append(text.part(begin, at - begin));
     result.append(other);
     begin = at += old.size();

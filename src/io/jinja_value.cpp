@@ -54,6 +54,7 @@ void append_repr(Text& out, const Text& text) {
 }
 
 void append_python(Text& out, const Value& value) {
+  require_short(out.size());
   if (const Text* text = value.as_text()) {
     append_repr(out, *text);
   } else if (const List* list = value.as_list()) {
@@ -80,6 +81,10 @@ void append_python(Text& out, const Value& value) {
 }
 
 }  // namespace
+
+void require_short(size_t bytes) {
+  FUT_CHECK(bytes <= kMaxTextBytes, "the template makes a text of more than ", kMaxTextBytes >> 20, " MiB");
+}
 
 std::string scalar_text(const Value& value) {
   if (value.is_none()) return "None";

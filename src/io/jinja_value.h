@@ -138,6 +138,11 @@ struct Dict {
 /// Deeper values are refused, which bounds every recursion over them.
 inline constexpr int kMaxValueDepth = 64;
 
+/// Of any one text, the result included: several times as many as a context holds. A list may hold another one many
+/// times over, so that as a text it has no other bound.
+inline constexpr size_t kMaxTextBytes = size_t{16} << 20;
+void require_short(size_t bytes);  ///< of a text that is made
+
 /// Python's str(): a text as it is, a list as Python writes it.
 Text to_text(const Value& value);
 std::string scalar_text(const Value& value);  ///< of none, a boolean or a number

@@ -58,6 +58,14 @@ json parse_json(std::string_view text, const std::string& what) {
   }
 }
 
+std::string json_text(const json& value, int indent, const std::string& what) {
+  try {
+    return value.dump(indent);
+  } catch (const json::type_error&) {
+    fail(what, ": holds a text that is no UTF-8, which JSON cannot hold");
+  }
+}
+
 json parse_json_file(const std::string& path, uint64_t max_bytes) {
   const MappedFile file(path);
   FUT_CHECK(file.size() <= max_bytes, path, ": ", file.size(), " bytes of JSON, expected at most ", max_bytes);

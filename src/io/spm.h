@@ -61,7 +61,8 @@ std::vector<std::pair<std::string, std::string>> merges_of_scores(const std::vec
                                                                   std::vector<int32_t>* ranks,
                                                                   const std::string& source);
 
-/// The text of a Hugging Face tokenizer.json with the same tokens and merges.
+/// The text of a Hugging Face tokenizer.json with the same tokens and merges. What make_spm_tokenizer() refuses is
+/// refused here.
 std::string tokenizer_json(const SpmParts& parts);
 
 /// The byte that "<0x0A>" stands for, or -1.

@@ -29,7 +29,7 @@ struct BpeVocabulary {
 };
 
 /// The same vocabulary as the text of a Hugging Face tokenizer.json, for folders that other programs read too. `source`
-/// names the file in messages.
+/// names the file in messages. What Tokenizer::from_vocabulary() refuses is refused here.
 std::string tokenizer_json(const BpeVocabulary& vocabulary, const std::string& source);
 
 /// A model's vocabulary. Immutable after loading and safe to share between threads.

@@ -74,7 +74,7 @@ Json bpe_model(const Json& vocabulary, const Json& merges) {
 }
 
 std::string file_text(const Json& added, const Json& normalizer, const Json& pre_tokenizer, const Json& post_processor,
-                      const Json& decoder, const Json& model) {
+                      const Json& decoder, const Json& model, const std::string& source) {
   const Json json = {{"version", "1.0"},
                      {"truncation", nullptr},
                      {"padding", nullptr},
@@ -84,12 +84,13 @@ std::string file_text(const Json& added, const Json& normalizer, const Json& pre
                      {"post_processor", post_processor},
                      {"decoder", decoder},
                      {"model", model}};
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json, 1, source + ": vocabulary") + "\n";
 }
 
 }  // namespace
 
 std::string tokenizer_json(const BpeVocabulary& vocabulary, const std::string& source) {
+  Tokenizer::from_vocabulary(vocabulary, source);  // what cannot be read is not written
   const TokenizerFamily& family = tokenizer_family(vocabulary.pre, source);
   Json added = Json::array(), vocab = Json::object();
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
@@ -100,12 +101,14 @@ std::string tokenizer_json(const BpeVocabulary& vocabulary, const std::string& s
   Json model = bpe_model(vocab, vocabulary.merges);
   model["ignore_merges"] = vocabulary.ignore_merges.value_or(family.ignore_merges);
   return file_text(added, nullptr, pre_tokenizer(family),
-                   post_processor(vocabulary, vocabulary.add_bos.value_or(family.add_bos)), byte_level(true), model);
+                   post_processor(vocabulary, vocabulary.add_bos.value_or(family.add_bos)), byte_level(true), model,
+                   source);
 }
 
 /// In the layout with a normalizer, which is the one that puts a space before every stretch of text. Of pieces with
 /// equal scores, which merge from the left, it can only say that one comes first.
 std::string tokenizer_json(const SpmParts& parts) {
+  make_spm_tokenizer(parts);
   Json added = Json::array(), vocab = Json::object();
   for (size_t id = 0; id < parts.pieces.size(); ++id) {
     if (parts.pieces[id].kind != SpmPiece::Kind::absent) vocab[parts.pieces[id].text] = id;
@@ -133,7 +136,7 @@ std::string tokenizer_json(const SpmParts& parts) {
   const int32_t bos = parts.add_bos ? parts.bos : -1;
   return file_text(added, {{"type", "Sequence"}, {"normalizers", normalizers}}, nullptr,
                    bos_template(bos < 0 ? "" : parts.pieces[static_cast<size_t>(bos)].text, bos),
-                   {{"type", "Sequence"}, {"decoders", decoders}}, model);
+                   {{"type", "Sequence"}, {"decoders", decoders}}, model, parts.source);
 }
 
 }  // namespace fut

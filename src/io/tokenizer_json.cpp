@@ -36,7 +36,7 @@ class Node {
   }
 
   Node at(const std::string& key) const {
-    if (!has(key)) refuse("no \"" + key + "\"");
+    if (!has(key)) refuse("no \"" + printable(key) + "\"");
     return {value_.at(key), place_ + "." + printable(key)};
   }
 

@@ -6,11 +6,15 @@
 
 #include "base/error.h"
 #include "io/json.h"
+#include "io/mapped_file.h"
 
 namespace fut {
 namespace {
 
 using Json = nlohmann::json;
+
+/// A value as a message shows it.
+std::string shown(const Json& value) { return printable(value.dump().substr(0, 80)); }
 
 /// Reads fields of one JSON object with messages that name file, key and value.
 class Fields {
@@ -27,7 +31,7 @@ class Fields {
   double number(const char* key, double fallback) const {
     const Json* value = find(key);
     if (!value) return fallback;
-    FUT_CHECK(value->is_number(), what_, ": ", key, " is ", value->dump().substr(0, 60), ", expected a number");
+    FUT_CHECK(value->is_number(), what_, ": ", key, " is ", shown(*value), ", expected a number");
     return value->get<double>();
   }
 
@@ -38,7 +42,7 @@ class Fields {
     if (!value) return fallback;
     const double x = number(key, 0);
     FUT_CHECK(x == std::floor(x) && x >= static_cast<double>(low) && x <= static_cast<double>(high), what_, ": ", key,
-              " is ", value->dump().substr(0, 60), ", expected a whole number from ", low, " to ", high);
+              " is ", shown(*value), ", expected a whole number from ", low, " to ", high);
     return static_cast<int64_t>(x);
   }
 
@@ -51,14 +55,14 @@ class Fields {
   bool flag(const char* key, bool fallback) const {
     const Json* value = find(key);
     if (!value) return fallback;
-    FUT_CHECK(value->is_boolean(), what_, ": ", key, " is ", value->dump().substr(0, 60), ", expected true or false");
+    FUT_CHECK(value->is_boolean(), what_, ": ", key, " is ", shown(*value), ", expected true or false");
     return value->get<bool>();
   }
 
   std::string text(const char* key, const std::string& fallback) const {
     const Json* value = find(key);
     if (!value) return fallback;
-    FUT_CHECK(value->is_string(), what_, ": ", key, " is ", value->dump().substr(0, 60), ", expected a string");
+    FUT_CHECK(value->is_string(), what_, ": ", key, " is ", shown(*value), ", expected a string");
     return value->get<std::string>();
   }
 
@@ -86,7 +90,7 @@ void read_rope(const Fields& config, LlamaConfig& out) {
     scaling.factor = rope.positive("factor", -1);
     return;
   }
-  FUT_CHECK(type == "llama3", rope.what(), ": rope type \"", type,
+  FUT_CHECK(type == "llama3", rope.what(), ": rope type \"", printable(type),
             "\" is not supported (default, linear and llama3 are)");
   scaling.kind = RopeScaling::Kind::llama3;
   scaling.factor = rope.positive("factor", -1);
@@ -104,7 +108,7 @@ void add_eos(const Fields& fields, int64_t vocabulary, std::vector<int32_t>& eos
   const Json list = value->is_array() ? *value : Json::array({*value});
   for (const Json& id : list) {
     FUT_CHECK(id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < (int64_t{1} << 31), fields.what(),
-              ": eos_token_id holds ", id.dump().substr(0, 60), ", expected token ids");
+              ": eos_token_id holds ", shown(id), ", expected token ids");
     const int64_t token = id.get<int64_t>();
     if (token < vocabulary && std::find(eos.begin(), eos.end(), token) == eos.end()) {
       eos.push_back(static_cast<int32_t>(token));
@@ -123,7 +127,7 @@ void refuse_unsupported(const Fields& config) {
   const bool slides = config.find("sliding_window") && config.flag("use_sliding_window", true);
   FUT_CHECK(!slides, what, ": sliding_window is not supported");
   const std::string act = config.text("hidden_act", "silu");
-  FUT_CHECK(act == "silu" || act == "swish", what, ": hidden_act \"", act, "\" is not supported (silu is)");
+  FUT_CHECK(act == "silu" || act == "swish", what, ": hidden_act \"", printable(act), "\" is not supported (silu is)");
 }
 
 }  // namespace
@@ -134,13 +138,12 @@ LlamaConfig parse_config(const std::string& config_json, const std::string& gene
   const Fields fields(json, what);
   LlamaConfig out;
   const std::string type = fields.text("model_type", "");
-  FUT_CHECK(type == "llama", what, ": model_type is \"", type, "\"; only Llama (\"llama\") is supported");
+  FUT_CHECK(type == "llama", what, ": model_type is \"", printable(type), "\"; only Llama (\"llama\") is supported");
   out.architecture = "LlamaForCausalLM";
   if (const Json* names = fields.find("architectures")) {
     const bool known =
         names->is_array() && std::find(names->begin(), names->end(), Json(out.architecture)) != names->end();
-    FUT_CHECK(known, what, ": architectures is ", names->dump().substr(0, 80), "; only ", out.architecture,
-              " is supported");
+    FUT_CHECK(known, what, ": architectures is ", shown(*names), "; only ", out.architecture, " is supported");
   }
   constexpr int64_t kWidest = 1 << 20;
   out.width = fields.integer("hidden_size", 0, 1, kWidest);
@@ -163,6 +166,10 @@ LlamaConfig parse_config(const std::string& config_json, const std::string& gene
   FUT_CHECK(out.head_dim % 2 == 0, what, ": head_dim ", out.head_dim, " is odd; rotary embedding needs pairs");
   refuse_unsupported(fields);
   read_rope(fields, out);
+  for (const double f : rope_inverse_frequencies(out)) {
+    FUT_CHECK(std::isfinite(f), what, ": rope_theta ", out.rope_theta, " with factor ", out.rope_scaling.factor,
+              " gives a rotation that no number can hold");
+  }
   add_eos(fields, out.vocabulary, out.eos);
   const Json generation = parse_json(generation_config_json.empty() ? "{}" : generation_config_json, what);
   add_eos(Fields(generation, what + " (generation_config.json)"), out.vocabulary, out.eos);
