@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "model/llama.h"
 #include "support/temp_folder.h"
 
 namespace fut {
@@ -136,7 +137,8 @@ TEST(ConfigTest, RopeTypes) {
       EXPECT_EQ(s.original_positions, 32);
     }
   }
-  for (const char* type : {"longrope", "dynamic", "yarn", "LINEAR"}) {
+  EXPECT_EQ(parse(R"({"rope_scaling":{"type":"dynamic","factor":4}})").rope_scaling.kind, Kind::dynamic);
+  for (const char* type : {"longrope", "su", "proportional", "LINEAR", ""}) {
     expect_config_refused(std::string(R"({"rope_scaling":{"rope_type":")") + type + R"(","factor":4}})",
                           {"rope_scaling", type});
   }
@@ -150,6 +152,60 @@ TEST(ConfigTest, RopeTypes) {
                         R"("original_max_position_embeddings":32}})",
                         {"high_freq_factor 4", "low_freq_factor 4"});
   expect_config_refused(R"({"rope_scaling":"linear"})", {"rope_scaling"});
+  expect_config_refused(R"({"rope_parameters":{"rope_type":"default","partial_rotary_factor":0.5}})",
+                        {"rope_parameters", "partial_rotary_factor 0.5"});
+  expect_config_refused(R"({"rope_theta":1e-300,"head_dim":1024,"rope_scaling":{"type":"linear","factor":1e-300}})",
+                        {"rope_theta 1e-300"});
+}
+
+TEST(ConfigTest, YarnRefusesWhatItCannotUse) {
+  const auto refused = [](const std::string& block, std::vector<std::string> words) {
+    words.push_back("rope_scaling");
+    expect_config_refused(R"({"rope_scaling":{"rope_type":"yarn",)" + block + "}}", std::move(words));
+  };
+  refused(R"("original_max_position_embeddings":64)", {"factor"});
+  refused(R"("factor":0)", {"factor is 0"});
+  refused(R"("factor":4,"original_max_position_embeddings":0)", {"original_max_position_embeddings is 0"});
+  refused(R"("factor":4,"beta_fast":-1)", {"beta_fast is -1"});
+  refused(R"("factor":4,"attention_factor":0)", {"attention_factor is 0"});
+  refused(R"("factor":4,"mscale":-100,"mscale_all_dim":1)", {"mscale -100", "attention factor"});
+  refused(R"("factor":4,"truncate":1)", {"truncate is 1"});
+  refused(R"("factor":4,"rope_theta":1)", {"rope_theta above 1"});
+}
+
+TEST(ConfigTest, DynamicLeavesTheTrainedLengthAlone) {
+  EXPECT_EQ(rope_inverse_frequencies(parse(R"({"rope_scaling":{"type":"dynamic","factor":4}})")),
+            rope_inverse_frequencies(parse()));
+}
+
+/// transformers computes in FP32: theta^(i/E) by a power whose argument is up to ln(theta) = 13.8 and rounded to 2^-24
+/// of itself, a few roundings more, and the difference that blends has lost what 1 - ramp cancels.
+TEST(ConfigTest, FrequenciesOfTransformers) {
+  const json file = json::parse(test::read_file(FUT_SOURCE_DIR "/tests/rope_vectors.json"));
+  ASSERT_GT(file["cases"].size(), 50u);
+  for (const json& c : file["cases"]) {
+    const std::string name = c["name"];
+    const LlamaConfig config = parse(c["config"].dump());
+    const auto expected = c["inverse_frequencies"].get<std::vector<double>>();
+    const std::vector<double> frequencies = rope_inverse_frequencies(config);
+    ASSERT_EQ(frequencies.size(), expected.size()) << name;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(frequencies[i] / expected[i], 1.0, 2e-6) << name << ", pair " << i;
+    }
+    EXPECT_NEAR(config.rope_scaling.attention_factor, c["attention_factor"].get<double>(), 1e-12) << name;
+  }
+}
+
+TEST(ConfigTest, TablesHoldTheAttentionFactor) {
+  const LlamaConfig config = parse(R"({"rope_scaling":{"type":"yarn","factor":4,"attention_factor":1.25}})");
+  const RopeTables tables = rope_tables(config, 3);
+  const std::vector<double> frequencies = rope_inverse_frequencies(config);
+  ASSERT_EQ(tables.cos.size(), 3 * frequencies.size());
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    EXPECT_EQ(tables.cos[i], 1.25f);
+    EXPECT_NEAR(tables.cos[2 * frequencies.size() + i], 1.25 * std::cos(2 * frequencies[i]), 1e-7);
+    EXPECT_NEAR(tables.sin[2 * frequencies.size() + i], 1.25 * std::sin(2 * frequencies[i]), 1e-7);
+  }
 }
 
 TEST(ConfigTest, LinearAndPlainFrequencies) {

@@ -73,6 +73,14 @@ std::vector<Known> known_models() {
   add("D1 llama3", {.config = kLlama3}, 65.111521, scaled);
   add("D2 llama3 in floats", {.config = kLlama3Floats}, 65.111521, scaled);
   add("D3 linear", {.config = R"({"rope_scaling":{"type":"linear","factor":4}})"}, 64.999500, scaled);
+  // transformers 5.24 in F32 gives these.
+  add("dynamic", {.config = R"({"rope_scaling":{"rope_type":"dynamic","factor":4}})"}, 65.206471, base);
+  add("yarn", {.config = R"({"rope_scaling":{"type":"yarn","factor":4,"original_max_position_embeddings":32}})"},
+      65.362425, {77, 218, 9, 199, 113, 77});
+  add("yarn, newer layout",
+      {.config = R"({"rope_parameters":{"rope_type":"yarn","rope_theta":500000,"factor":8,"mscale":0.7,)"
+                 R"("mscale_all_dim":1.5,"original_max_position_embeddings":16}})"},
+      65.060389, {77, 218, 60, 26, 218, 60});
   add("D5 null", {.config = R"({"rope_scaling":null})"}, 65.206474, base);
   add("H1 explicit head_dim",
       {.build = R"({"hidden_size":52,"num_attention_heads":6,"num_key_value_heads":2,"head_dim":16})"}, 66.501831,
@@ -156,6 +164,16 @@ TEST(FixtureModelsTest, WhatWouldRunWronglyIsRefused) {
     write_fixture(folder, c.fixture);
     expect_refused([&] { load(folder, precision("f32", "f32", "f32")); }, c.words);
   }
+}
+
+TEST(FixtureModelsTest, DynamicRopeEndsAtTheTrainedLength) {
+  const TempFolder folder;
+  write_fixture(folder, {.config = R"({"rope_scaling":{"rope_type":"dynamic","factor":4}})"});
+  EngineOptions options = precision("f32", "f32", "f32");
+  options.max_context = 256;
+  EXPECT_EQ(Engine::load(folder.path(), options)->info().context, 256);
+  options.max_context = 257;
+  expect_refused([&] { Engine::load(folder.path(), options); }, {"257", "own limit of 256", "dynamic", "cached"});
 }
 
 TEST(FixtureModelsTest, TiedHeadsReadTheEmbedding) {

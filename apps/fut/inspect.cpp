@@ -14,12 +14,12 @@ namespace {
 using nlohmann::ordered_json;
 
 std::string rope_text(const LlamaConfig& c) {
-  switch (c.rope_scaling.kind) {
-    case RopeScaling::Kind::none: return "default";
-    case RopeScaling::Kind::linear: return fmt::format("linear, factor {}", c.rope_scaling.factor);
-    case RopeScaling::Kind::llama3: return fmt::format("llama3, factor {}", c.rope_scaling.factor);
-  }
-  return "?";
+  using Kind = RopeScaling::Kind;
+  const RopeScaling& scaling = c.rope_scaling;
+  const char* const name = scaling.kind == Kind::linear ? "linear" : scaling.kind == Kind::llama3 ? "llama3" : "yarn";
+  if (scaling.kind == Kind::none) return "default";
+  if (scaling.kind == Kind::dynamic) return "dynamic (as default up to the context)";
+  return fmt::format("{}, factor {}", name, scaling.factor);
 }
 
 ordered_json as_json(const ModelFlags& flags, const Inspection& found) {

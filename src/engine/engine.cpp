@@ -47,8 +47,10 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
   const ModelSource source = ModelSource::open(path);
   const LlamaConfig& c = source.config;
   backend_ = make_backend(options.backend, c, {llama.weights.prefill, llama.weights.decode, kv_dtype_});
+  const bool dynamic = c.rope_scaling.kind == RopeScaling::Kind::dynamic;
   FUT_CHECK(options.max_context <= c.positions, "max context ", options.max_context,
-            " is beyond the model's own limit of ", c.positions);
+            " is beyond the model's own limit of ", c.positions,
+            dynamic ? "; beyond it the rope type \"dynamic\" would turn keys that are already cached" : "");
   info_.context = options.max_context ? options.max_context : c.positions;
   llama.max_positions = info_.context;
   llama.scaling = parse_scaling(options.prefill_scaling, !source.calibration.swiglu_amax.empty());

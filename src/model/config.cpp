@@ -28,6 +28,9 @@ class Fields {
     return it == object_.end() || it->is_null() ? nullptr : &*it;
   }
 
+  /// Whether the key is there at all, if only as null.
+  bool names(const char* key) const { return object_.contains(key); }
+
   double number(const char* key, double fallback) const {
     const Json* value = find(key);
     if (!value) return fallback;
@@ -73,30 +76,68 @@ class Fields {
   std::string what_;
 };
 
-/// rope_scaling (older files) or rope_parameters (newer ones, which also carry rope_theta).
+/// What the paper on YaRN multiplies the cosines and sines by.
+double yarn_attention_factor(const Fields& rope, double factor) {
+  const auto grown = [factor](double scale) { return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0; };
+  if (rope.find("attention_factor")) return rope.positive("attention_factor", -1);
+  const double scale = rope.number("mscale", 0), scale_all = rope.number("mscale_all_dim", 0);
+  const double ratio = scale != 0 && scale_all != 0 ? grown(scale) / grown(scale_all) : grown(1);
+  FUT_CHECK(std::isfinite(ratio) && ratio > 0, rope.what(), ": mscale ", scale, " and mscale_all_dim ", scale_all,
+            " give the attention factor ", ratio, ", expected a positive number");
+  return ratio;
+}
+
+/// As transformers 5 does: a factor that is null follows from the two lengths, a beta of 0 means the usual one, and the
+/// trained length beside the block comes before the one in it.
+void read_yarn(const Fields& config, const Fields& rope, LlamaConfig& out) {
+  constexpr int64_t kLongest = int64_t{1} << 30;
+  RopeScaling& scaling = out.rope_scaling;
+  const int64_t inside = rope.integer("original_max_position_embeddings", out.positions, 1, kLongest);
+  scaling.original_positions = config.integer("original_max_position_embeddings", inside, 1, kLongest);
+  const double ratio = static_cast<double>(out.positions) / static_cast<double>(scaling.original_positions);
+  scaling.factor = rope.positive("factor", rope.names("factor") ? ratio : -1);
+  const double fast = rope.number("beta_fast", 0), slow = rope.number("beta_slow", 0);
+  scaling.beta_fast = fast == 0 ? scaling.beta_fast : rope.positive("beta_fast", -1);
+  scaling.beta_slow = slow == 0 ? scaling.beta_slow : rope.positive("beta_slow", -1);
+  scaling.truncate = rope.flag("truncate", !rope.names("truncate"));
+  scaling.attention_factor = yarn_attention_factor(rope, scaling.factor);
+  FUT_CHECK(out.rope_theta > 1, rope.what(), ": yarn needs a rope_theta above 1, found ", out.rope_theta);
+}
+
+/// rope_scaling (older files) or rope_parameters (newer ones, which also carry rope_theta). Where both are given the
+/// first counts, as in transformers.
 void read_rope(const Fields& config, LlamaConfig& out) {
-  const char* key = config.find("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const Json* older = config.find("rope_scaling");
+  const char* key = older && !older->empty() ? "rope_scaling" : "rope_parameters";
   const Json* block = config.find(key);
   out.rope_theta = config.positive("rope_theta", 10000.0);
-  if (!block) return;
+  if (!block || block->empty()) return;
   const Fields rope(*block, config.what() + ": " + key);
   out.rope_theta = rope.positive("rope_theta", out.rope_theta);
+  const double partial = rope.number("partial_rotary_factor", 1.0);
+  FUT_CHECK(partial == 1.0, rope.what(), ": partial_rotary_factor ", partial, " is not supported");
   const std::string type = rope.text("rope_type", rope.text("type", ""));
-  FUT_CHECK(!type.empty(), rope.what(), " has no rope_type");
+  FUT_CHECK(!type.empty() || !rope.find("factor"), rope.what(), " has no rope_type");
   RopeScaling& scaling = out.rope_scaling;
-  if (type == "default") return;
-  if (type == "linear") {
-    scaling.kind = RopeScaling::Kind::linear;
+  if (type.empty() || type == "default") return;
+  if (type == "linear" || type == "dynamic") {
+    scaling.kind = type == "linear" ? RopeScaling::Kind::linear : RopeScaling::Kind::dynamic;
     scaling.factor = rope.positive("factor", -1);
     return;
   }
+  if (type == "yarn") {
+    scaling.kind = RopeScaling::Kind::yarn;
+    return read_yarn(config, rope, out);
+  }
   FUT_CHECK(type == "llama3", rope.what(), ": rope type \"", printable(type),
-            "\" is not supported (default, linear and llama3 are)");
+            "\" is not supported (default, linear, dynamic, yarn and llama3 are)");
   scaling.kind = RopeScaling::Kind::llama3;
   scaling.factor = rope.positive("factor", -1);
   scaling.low_freq_factor = rope.positive("low_freq_factor", -1);
   scaling.high_freq_factor = rope.positive("high_freq_factor", -1);
-  scaling.original_positions = rope.integer("original_max_position_embeddings", 0, 1, int64_t{1} << 30);
+  const int64_t beside = config.integer("original_max_position_embeddings", 0, 0, int64_t{1} << 30);
+  scaling.original_positions = rope.integer("original_max_position_embeddings", beside, 1, int64_t{1} << 30);
+  if (beside > 0) scaling.original_positions = beside;
   FUT_CHECK(scaling.high_freq_factor > scaling.low_freq_factor, rope.what(), ": high_freq_factor ",
             scaling.high_freq_factor, " is not above low_freq_factor ", scaling.low_freq_factor);
 }
@@ -177,17 +218,34 @@ LlamaConfig parse_config(const std::string& config_json, const std::string& gene
 }
 
 std::vector<double> rope_inverse_frequencies(const LlamaConfig& config) {
+  using Kind = RopeScaling::Kind;
   const RopeScaling& scaling = config.rope_scaling;
+  const auto pairs = static_cast<double>(config.head_dim) / 2;
+  // The pair that turns so many times within the trained context, as a number between pairs.
+  const auto pair_of = [&](double turns) {
+    const double wavelength = static_cast<double>(scaling.original_positions) / turns;
+    return pairs * std::log(wavelength / (2.0 * std::numbers::pi)) / std::log(config.rope_theta);
+  };
+  double first = 0, last = 0;  // yarn: up to the first all is kept, from the last on all is stretched
+  if (scaling.kind == Kind::yarn) {
+    first = pair_of(scaling.beta_fast), last = pair_of(scaling.beta_slow);
+    if (scaling.truncate) first = std::floor(first), last = std::ceil(last);
+    first = std::max(first, 0.0), last = std::min(last, 2 * pairs - 1);
+    if (first == last) last += 0.001;
+  }
   std::vector<double> frequencies(config.head_dim / 2);
   for (size_t i = 0; i < frequencies.size(); ++i) {
-    double f = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
-    if (scaling.kind == RopeScaling::Kind::linear) f /= scaling.factor;
-    if (scaling.kind == RopeScaling::Kind::llama3) {
-      // How often the pair turns within the trained context decides: often, keep; less than low_freq_factor times,
-      // stretch; between, blend.
+    const auto pair = static_cast<double>(i);
+    double f = std::pow(config.rope_theta, -pair / pairs);
+    if (scaling.kind == Kind::linear) f /= scaling.factor;
+    if (scaling.kind == Kind::llama3 || scaling.kind == Kind::yarn) {
+      // How often the pair turns within the trained context decides: often, keep; seldom, stretch; between, blend.
       const double turns = static_cast<double>(scaling.original_positions) * f / (2.0 * std::numbers::pi);
-      const double keep = std::clamp(
-          (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0);
+      const double keep =
+          scaling.kind == Kind::yarn
+              ? 1.0 - std::clamp((pair - first) / (last - first), 0.0, 1.0)
+              : std::clamp((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor),
+                           0.0, 1.0);
       f = (1.0 - keep) * f / scaling.factor + keep * f;
     }
     frequencies[i] = f;

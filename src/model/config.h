@@ -7,12 +7,16 @@
 
 namespace fut {
 
-/// How rotary frequencies are stretched beyond the trained context.
+/// How rotary frequencies are stretched beyond the trained context. `dynamic` leaves them alone up to
+/// max_position_embeddings, which no sequence here passes: beyond, it would turn keys that are in the cache already.
 struct RopeScaling {
-  enum class Kind { none, linear, llama3 } kind = Kind::none;
+  enum class Kind { none, linear, dynamic, llama3, yarn } kind = Kind::none;
   double factor = 1.0;
+  int64_t original_positions = 0;                        ///< llama3, yarn
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  ///< llama3
-  int64_t original_positions = 0;                        ///< llama3
+  double beta_fast = 32.0, beta_slow = 1.0;              ///< yarn
+  bool truncate = true;                                  ///< yarn: the blended range is one of whole pairs
+  double attention_factor = 1.0;                         ///< of cosines and sines; 1 but for yarn
 };
 
 struct LlamaConfig {
@@ -38,7 +42,8 @@ struct LlamaConfig {
 LlamaConfig parse_config(const std::string& config_json, const std::string& generation_config_json,
                          const std::string& what);
 
-/// Rotation speed of each pair: theta^(-2 i / E), stretched as `rope_scaling` says. (E / 2)
+/// Rotation speed of each pair: theta^(-2 i / E), stretched as `rope_scaling` says. (E / 2). The attention factor is
+/// left to the tables.
 std::vector<double> rope_inverse_frequencies(const LlamaConfig& config);
 
 }  // namespace fut

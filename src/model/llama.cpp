@@ -16,6 +16,19 @@ Buffer upload_floats(Backend& backend, const std::vector<float>& values) {
 
 }  // namespace
 
+RopeTables rope_tables(const LlamaConfig& config, int64_t positions) {
+  const std::vector<double> frequencies = rope_inverse_frequencies(config);
+  const double factor = config.rope_scaling.attention_factor;
+  RopeTables tables;
+  for (int64_t p = 0; p < positions; ++p) {
+    for (double f : frequencies) {
+      tables.cos.push_back(static_cast<float>(factor * std::cos(static_cast<double>(p) * f)));
+      tables.sin.push_back(static_cast<float>(factor * std::sin(static_cast<double>(p) * f)));
+    }
+  }
+  return tables;
+}
+
 LlamaModel::LlamaModel(Backend& backend, const ModelSource& source, const LlamaOptions& options)
     : backend_(backend),
       config_(source.config),
@@ -27,16 +40,9 @@ LlamaModel::LlamaModel(Backend& backend, const ModelSource& source, const LlamaO
       swiglu_history_(config_.layers) {
   FUT_CHECK(options.scaling != Fp8Scaling::frozen || !calibration_.swiglu_amax.empty(), source.path,
             ": frozen FP8 scales were asked for, but the model brings no calibrated ones");
-  const std::vector<double> frequencies = rope_inverse_frequencies(config_);
-  std::vector<float> cos, sin;
-  for (int64_t p = 0; p < positions_; ++p) {
-    for (double f : frequencies) {
-      cos.push_back(static_cast<float>(std::cos(static_cast<double>(p) * f)));
-      sin.push_back(static_cast<float>(std::sin(static_cast<double>(p) * f)));
-    }
-  }
-  rope_cos_ = upload_floats(backend, cos);
-  rope_sin_ = upload_floats(backend, sin);
+  const RopeTables rope = rope_tables(config_, positions_);
+  rope_cos_ = upload_floats(backend, rope.cos);
+  rope_sin_ = upload_floats(backend, rope.sin);
   for (int64_t l = 0; l < config_.layers; ++l) {
     key_factor_.push_back(upload_floats(backend, weights_.constants[l].key_factor));
     value_factor_.push_back(upload_floats(backend, weights_.constants[l].value_factor));

@@ -37,6 +37,12 @@ struct Saturation {
   int64_t rows = 0;    ///< residual rows that outgrew their previous norm and were scaled exactly
 };
 
+/// Rotary turns at positions 0 .. positions - 1, computed in FP64: (positions, E / 2) each.
+struct RopeTables {
+  std::vector<float> cos, sin;
+};
+RopeTables rope_tables(const LlamaConfig& config, int64_t positions);
+
 class LlamaModel {
  public:
   LlamaModel(Backend& backend, const ModelSource& source, const LlamaOptions& options);

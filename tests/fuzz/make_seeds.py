@@ -158,9 +158,13 @@ def make_configs():
             "eos_token_id": [2, 3], "rope_scaling": None}
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
               "original_max_position_embeddings": 1024}
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "beta_fast": 32, "beta_slow": 1,
+            "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.1, "truncate": False}
     variants = {
         "plain": {}, "linear": {"rope_scaling": {"type": "linear", "factor": 2.0}}, "llama3": {"rope_scaling": llama3},
+        "yarn": {"rope_scaling": yarn}, "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
         "new": {"rope_theta": None, "head_dim": 16, "rope_parameters": {"rope_theta": 5e5, **llama3}},
+        "new_yarn": {"rope_theta": None, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}},
     }
     for name, change in variants.items():
         write("config", name, {"config.json": compact(base | change),
