@@ -256,6 +256,16 @@ TEST(FutChat, TroubleIsOneLineAndAnExitCode) {
   EXPECT_EQ(chat(model.path(), "", {"--template", "/no/such/file"}).code, 1);
 }
 
+TEST(FutChat, AContextWithoutRoomForAnyMessageIsRefusedAtOnce) {
+  const ChatModel model;
+  const Result result = chat(model.path(), "hi\n", {"--max-context", "12"});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  EXPECT_NE(result.err.find("a message of one letter makes a prompt of 20 tokens; with a context limit of 12"),
+            std::string::npos)
+      << result.err;
+}
+
 TEST(FutChat, ATemplateThatRefusesATurnDoesNotEndTheConversation) {
   const ChatModel model(
       "{% if 'bad' in messages[-1].content %}{{ raise_exception('no') }}{% endif %}{{ messages|length }}");

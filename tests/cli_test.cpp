@@ -149,8 +149,8 @@ void expect_usage_error(const std::vector<std::string>& arguments, const std::st
   EXPECT_NE(result.err.find("--help"), std::string::npos) << result.err;
 }
 
-void expect_failure(const Result& result, const std::string& words) {
-  EXPECT_EQ(result.code, 1) << words;
+void expect_failure(const Result& result, const std::string& words, int code = 1) {
+  EXPECT_EQ(result.code, code) << words;
   EXPECT_EQ(result.out, "") << words;
   EXPECT_EQ(lines(result.err), 1u) << result.err;
   EXPECT_TRUE(result.err.starts_with("fut: ")) << result.err;
@@ -238,13 +238,70 @@ TEST(Cli, FailuresAreOneLineAndExitCode1) {
   expect_failure(fut({"generate", "/no/such/model", "-p", "a"}), "/no/such/model");
   expect_failure(fut({"generate", model(), "-f", "/no/such/file"}), "/no/such/file");
   expect_failure(fut({"generate", model(), "-p", std::string(255, 'a')}), "256");
-  expect_failure(fut({"generate", model(), "-p", "a", "--max-context", "100000000"}), "256");
   expect_failure(fut({"generate", model(), "-p", "a", "--backend", "cuda"}), "cuda");
   expect_failure(fut({"tokenize", "/no/such/model", "a"}), "/no/such/model");
   expect_failure(fut({"inspect", "/no/such/model"}), "/no/such/model");
   TempFolder folder;
   folder.write("config.json", "{\"a\": 1, \n\"b\"");
   expect_failure(fut({"inspect", folder.path()}), "config.json");
+}
+
+TEST(Cli, OptionsThatTheModelCannotTakeAreWrongUsage) {
+  TempFolder folder;
+  folder.write("one", "a");
+  expect_failure(fut({"generate", model(), "-p", "a", "--max-context", "100000000"}), "256", 2);
+  expect_failure(fut({"generate", model(), "-p", "a", "--kv-tokens", "10"}), "64", 2);
+  expect_failure(fut({"perplexity", model(), folder.path() + "/one", "--ctx-size", "1000"}), "256", 2);
+}
+
+TEST(Cli, WhatCanBeRefusedIsRefusedBeforeTheWeightsAreRead) {
+  TempFolder folder;  // a model without weights
+  for (const char* name : {"config.json", "tokenizer.json"}) folder.write(name, test::read_file(model() + "/" + name));
+  SafetensorsWriter file(folder.path() + "/model.safetensors");
+  file.declare("nothing", "F32", {1});
+  const float zero = 0;
+  file.write("nothing", &zero, sizeof zero);
+  file.finish();
+  folder.write("empty", "");
+  folder.write("text", "some text");
+  const std::string& path = folder.path();
+  const auto file_of = [&](const char* name) { return path + "/" + name; };
+  expect_failure(fut({"generate", path, "-p", "a"}), "model.");  // a tensor that is missing
+  expect_failure(fut({"generate", path, "-p", std::string(255, 'a')}), "no room for an answer");
+  expect_failure(fut({"generate", path, "-p", "a", "-n", "100", "--kv-tokens", "64"}), "raise --kv-tokens");
+  expect_failure(fut({"perplexity", path, file_of("empty")}), "nothing to score");
+  expect_failure(fut({"perplexity", path, file_of("text"), "--ctx-size", "1000"}), "256", 2);
+}
+
+TEST(Cli, WhatIsPassedOverIsSaidOnce) {
+  TempFolder folder;
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"})
+    folder.write(name, test::read_file(model() + "/" + name));
+  folder.write("generation_config.json", R"({"eos_token_id": [257, 4711]})");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"generate", folder.path(), "-p", "a", "-n", "1", "--json"},
+        {"inspect", folder.path()}}) {
+    const Result result = fut(arguments);
+    EXPECT_EQ(result.code, 0);
+    EXPECT_EQ(lines(result.err), 1u) << result.err;
+    EXPECT_NE(result.err.find("eos_token_id 4711 is beyond the vocabulary of 259"), std::string::npos) << result.err;
+  }
+}
+
+TEST(Cli, AGroupSizeWithoutEffectIsSaid) {
+  TempFolder folder;
+  const std::string quantised = folder.file("quantised");
+  ASSERT_EQ(fut({"quantize", model(), quantised, "--group-size", "32"}).code, 0);
+  const auto said = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments = {"generate", quantised, "-p", "a", "-n", "1", "--json"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const Result result = fut(arguments);
+    EXPECT_EQ(result.code, 0);
+    return result.err;
+  };
+  EXPECT_NE(said({"--group-size", "64"}).find("group size 64 has no effect"), std::string::npos);
+  EXPECT_EQ(said({"--group-size", "32"}), "");
+  EXPECT_EQ(said({}), "");
 }
 
 TEST(Generate, TextOnStdoutSpeedOnStderr) {
@@ -479,7 +536,6 @@ TEST(Perplexity, NothingToScoreIsAFailure) {
   folder.write("one", "a");
   expect_failure(fut({"perplexity", model(), folder.path() + "/empty"}), "nothing to score");
   expect_failure(fut({"perplexity", model(), folder.path() + "/one", "--no-bos"}), "nothing to score");
-  expect_failure(fut({"perplexity", model(), folder.path() + "/one", "--ctx-size", "1000"}), "256");
 }
 
 TEST(Perplexity, DivergenceFromABase) {
@@ -570,6 +626,20 @@ TEST(OutOfMemory, IsOneLine) {
   std::filesystem::resize_file(text, uint64_t{4} << 30);  // a hole: no disk is used
   expect_failure(Process({"tokenize", model(), "-f", text}, rlim_t{512} << 20).finish(), "out of memory while reading");
   expect_failure(fut({"generate", model(), "-p", "a", "--kv-tokens", "1000000000000"}), "KV cache");
+}
+
+TEST(OutOfMemory, NamesTheLimitOnTheProcess) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer needs more than any limit worth setting";
+#endif
+  const auto limited = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments = {"generate", model(), "-p", "a", "-n", "1", "--backend", "cpu"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return Process(arguments, rlim_t{512} << 20).finish();
+  };
+  expect_failure(limited({"--threads", "1000"}), "of the 512 MiB that ulimit -v allows");
+  // The pool is sized from what the limit leaves, not from what the machine has.
+  EXPECT_EQ(limited({"--threads", "1", "--max-batch", "4000"}).code, 0);
 }
 
 }  // namespace

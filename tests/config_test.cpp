@@ -74,7 +74,11 @@ TEST(ConfigTest, EndTokens) {
   EXPECT_EQ(parse(R"({"eos_token_id":0})").eos, Ids{0});
   EXPECT_EQ(parse(R"({"eos_token_id":null})").eos, Ids{});
   EXPECT_EQ(parse(R"({"eos_token_id":[]})", R"({"eos_token_id":null})").eos, Ids{});
-  EXPECT_EQ(parse(R"({"eos_token_id":100000})").eos, Ids{});  // no token of this vocabulary
+  const LlamaConfig beyond = parse(R"({"eos_token_id":100000})");  // no token of this vocabulary
+  EXPECT_EQ(beyond.eos, Ids{});
+  ASSERT_EQ(beyond.warnings.size(), 1u);
+  EXPECT_NE(beyond.warnings[0].find("eos_token_id 100000 is beyond the vocabulary"), std::string::npos);
+  EXPECT_TRUE(parse(R"({"eos_token_id":[257,155]})").warnings.empty());
   for (const char* bad : {"-1", "1.5", "\"257\"", "[257,null]", "4294967296", "true"}) {
     expect_config_refused(std::string(R"({"eos_token_id":)") + bad + "}", {"eos_token_id"});
   }

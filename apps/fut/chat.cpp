@@ -263,6 +263,21 @@ class Chat {
   int code_ = 0;
 };
 
+/// Refuses a context that cannot hold the shortest message with what the template writes around it. A template that
+/// refuses the message is heard when there is one.
+void require_room(const Engine& engine, const std::string& system) {
+  std::vector<ChatMessage> messages = {{"user", "a"}};
+  if (!system.empty()) messages.insert(messages.begin(), {"system", system});
+  int64_t length = 0;
+  try {
+    length = static_cast<int64_t>(engine.chat_prompt(messages).size());
+  } catch (const Error&) {
+    return;
+  }
+  FUT_CHECK(length < engine.info().context, "a message of one letter makes a prompt of ", length,
+            " tokens; with a context limit of ", engine.info().context, " that leaves no room for an answer");
+}
+
 }  // namespace
 
 int run_chat(int argc, const char* const* argv) {
@@ -280,7 +295,7 @@ int run_chat(int argc, const char* const* argv) {
     options.chat_template = read_file(flags.template_file);
     FUT_CHECK(!options.chat_template.empty(), flags.template_file, ": is empty, expected a chat template");
   }
-  const auto engine = load_engine(flags.model);
+  const auto engine = load_engine(flags.model, [&](const Engine& opened) { require_room(opened, flags.system); });
   return Chat(*engine, flags).run();
 }
 

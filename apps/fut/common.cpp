@@ -142,7 +142,8 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   add_choice(app, "--prefill", options.prefill, {"fp8", "bf16", "f32"}, "weights that read the prompt");
   add_choice(app, "--decode", options.decode, {"int4", "fp8", "bf16", "f32"}, "weights that write the answer");
   add_choice(app, "--kv", options.kv, {"int4", "fp8", "bf16", "f32"}, "the KV cache");
-  add_choice(app, "--group-size", flags.group_size, {"32", "64", "128"}, "of INT4 weights quantised at load");
+  add_choice(app, "--group-size", flags.group_size, {"32", "64", "128"},
+             "of INT4 weights quantised at load; 64 by itself");
 }
 
 void add_sampling_flags(CLI::App& app, Sampling& sampling, bool& greedy) {
@@ -176,12 +177,18 @@ void add_run_flags(CLI::App& app, ModelFlags& flags) {
               "tokens the cache holds; 0: from free memory");
 }
 
-std::unique_ptr<Engine> load_engine(const ModelFlags& flags) {
+EngineOptions engine_options(const ModelFlags& flags) {
+  EngineOptions options = flags.options;
+  if (!flags.group_size.empty()) options.group_size = std::stoi(flags.group_size);
+  return options;
+}
+
+std::unique_ptr<Engine> load_engine(const ModelFlags& flags, const std::function<void(const Engine&)>& on_open) {
   watch_interrupts();
   now("loading " + flags.model);
   Bar bar;
-  EngineOptions options = flags.options;
-  options.group_size = std::stoi(flags.group_size);
+  EngineOptions options = engine_options(flags);
+  options.on_open = on_open;
   options.on_load = [&](const std::string& stage, int64_t done, int64_t total) {
     throw_if_interrupted();
     now("loading " + flags.model + " (" + stage + ")");
@@ -189,6 +196,7 @@ std::unique_ptr<Engine> load_engine(const ModelFlags& flags) {
   };
   std::unique_ptr<Engine> engine = Engine::load(flags.model, options);
   bar.clear();
+  for (const std::string& warning : engine->info().warnings) note("fut: " + one_line(warning));
   note_unused(engine->info().unused_tensors);
   return engine;
 }

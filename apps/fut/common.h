@@ -62,7 +62,7 @@ int usage_error(const CLI::App& app, const std::string& message);
 
 /// MODEL and how it is run, as every verb that loads one takes them.
 struct ModelFlags {
-  std::string model, group_size = "64";
+  std::string model, group_size;
   EngineOptions options;
   bool json = false;
 };
@@ -72,8 +72,11 @@ void add_model_flags(CLI::App& app, ModelFlags& flags);
 /// --backend, --threads and sizes.
 void add_run_flags(CLI::App& app, ModelFlags& flags);
 
-/// Loads with a progress bar. Ctrl-C is watched from here on.
-std::unique_ptr<Engine> load_engine(const ModelFlags& flags);
+/// The options that the flags ask for.
+EngineOptions engine_options(const ModelFlags& flags);
+
+/// Loads with a progress bar. Ctrl-C is watched from here on. `on_open`: see EngineOptions.
+std::unique_ptr<Engine> load_engine(const ModelFlags& flags, const std::function<void(const Engine&)>& on_open = {});
 
 // ---- output
 

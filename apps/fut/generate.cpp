@@ -136,7 +136,8 @@ int run_generate(int argc, const char* const* argv) {
     return generate_many(*load_engine(flags.model), flags, requests);
   }
   flags.request.prompt = given(*app, "--file") ? read_file(flags.file) : flags.prompt;
-  return generate_one(*load_engine(flags.model), flags);
+  const auto engine = load_engine(flags.model, [&](const Engine& opened) { opened.check(flags.request); });
+  return generate_one(*engine, flags);
 }
 
 }  // namespace fut::app

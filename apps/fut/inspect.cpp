@@ -133,8 +133,8 @@ int run_inspect(int argc, const char* const* argv) {
              "  fut inspect models/bard --prefill bf16 --decode bf16 --kv bf16 --json");
   if (const auto code = parse(*app, argc, argv)) return *code;
   now("inspecting " + flags.model);
-  flags.options.group_size = std::stoi(flags.group_size);
-  const Inspection found = inspect_model(flags.model, flags.options);
+  const Inspection found = inspect_model(flags.model, engine_options(flags));
+  for (const std::string& warning : found.config.warnings) note("fut: " + one_line(warning));
   put(flags.json ? as_json(flags, found).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"
                  : as_text(flags, found));
   return 0;

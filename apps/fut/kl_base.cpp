@@ -94,8 +94,8 @@ void KlWriter::write(const void* data, size_t bytes) {
 
 void KlWriter::add(int64_t index, double nll, const float* logits) {
   const float largest = *std::max_element(logits, logits + codes_.size());
-  FUT_CHECK(std::isfinite(largest) && std::isfinite(nll),
-            "the model's logits are not finite: no base can be made of them");
+  FUT_CHECK(std::isfinite(largest) && std::isfinite(nll), path_,
+            ": the model's logits are not finite: no base can be made of them");
   for (size_t i = 0; i < codes_.size(); ++i) {
     const double steps = (static_cast<double>(largest) - logits[i]) * kStepsPerNat;
     codes_[i] = steps < 65535 ? static_cast<uint16_t>(steps + 0.5) : uint16_t{65535};

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "common.h"
 
 namespace fut::app {
@@ -64,7 +65,7 @@ int run(int argc, const char* const* argv) {
 }
 
 int out_of_memory() {
-  std::fprintf(stderr, "fut: out of memory while %s\n", busy_with().c_str());
+  std::fprintf(stderr, "fut: out of memory while %s%s\n", busy_with().c_str(), memory_limit_note().c_str());
   return kFailure;
 }
 
@@ -77,6 +78,9 @@ int guarded_run(int argc, const char* const* argv) {
     return out_of_memory();
   } catch (const std::length_error&) {  // what a container says to a size that no memory could hold
     return out_of_memory();
+  } catch (const OptionError& error) {
+    std::fprintf(stderr, "fut: %s\n", one_line(error.what()).c_str());
+    return kUsage;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "fut: %s\n", one_line(error.what()).c_str());
     return kFailure;

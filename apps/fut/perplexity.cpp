@@ -141,21 +141,32 @@ std::string as_text(const Report& report) {
   return text;
 }
 
-Report score_text(const PerplexityFlags& flags, const std::string& text) {
-  Report report{.file = flags.file, .sha256 = Sha256::hex(text), .mode = flags.mode, .options = flags.score};
-  report.bytes = static_cast<int64_t>(text.size());
-  const auto engine = load_engine(flags.model);
+/// What is scored, and how; everything that can be refused before the weights are read is refused here.
+std::vector<int32_t> prepare(const Engine& engine, const PerplexityFlags& flags, const std::string& text,
+                             Report& report) {
   now("tokenizing " + flags.file);
-  std::vector<int32_t> tokens = engine->tokenize(text, /*add_bos=*/false);
+  std::vector<int32_t> tokens = engine.tokenize(text, /*add_bos=*/false);
   report.text_tokens = static_cast<int64_t>(tokens.size());
   if (flags.tokens && flags.tokens < report.text_tokens) tokens.resize(static_cast<size_t>(flags.tokens));
   report.taken_tokens = static_cast<int64_t>(tokens.size());
-  report.info = engine->info();
-  if (!flags.ctx_size_given) report.options.context = std::min(report.options.context, report.info.context);
-  report.options.add_bos = !flags.no_bos && !engine->tokenize("", /*add_bos=*/true).empty();
+  const int64_t limit = engine.info().context;
+  if (!flags.ctx_size_given) report.options.context = std::min(report.options.context, limit);
+  require_option(report.options.context <= limit, "--ctx-size ", report.options.context,
+                 " is beyond the context limit of ", limit);
+  report.options.add_bos = !flags.no_bos && !engine.tokenize("", /*add_bos=*/true).empty();
   report.options.decode = flags.mode == "decode";
   FUT_CHECK(tokens.size() + report.options.add_bos > 1, flags.file, ": nothing to score in ", tokens.size(),
             " tokens: the first one without a BOS before it has no prediction");
+  return tokens;
+}
+
+Report score_text(const PerplexityFlags& flags, const std::string& text) {
+  Report report{.file = flags.file, .sha256 = Sha256::hex(text), .mode = flags.mode, .options = flags.score};
+  report.bytes = static_cast<int64_t>(text.size());
+  std::vector<int32_t> tokens;
+  const auto engine =
+      load_engine(flags.model, [&](const Engine& opened) { tokens = prepare(opened, flags, text, report); });
+  report.info = engine->info();
 
   KlRun kl(flags.kl_base, {.text_sha256 = report.sha256,
                            .tokens = report.taken_tokens,

@@ -10,6 +10,8 @@
 
 namespace fut {
 
+class Engine;
+
 /// How a model is run. Defaults are the two-precision path: FP8 prefill, INT4 weights and INT4 KV cache in decode.
 struct EngineOptions {
   std::string prefill = "fp8";           ///< fp8 | bf16 | f32: weights of whole-prompt passes
@@ -19,7 +21,7 @@ struct EngineOptions {
   std::string prefill_scaling = "auto";  ///< auto | exact | frozen | delayed: FP8 activation scales. auto: frozen if
                                          ///< the checkpoint brings calibrated scales, otherwise exact
   int threads = 0;                       ///< CPU threads; 0: one a core
-  int group_size = 64;                   ///< of INT4 weights quantised at load
+  int group_size = 0;                    ///< of INT4 weights quantised at load: 32, 64 or 128; 0: 64
   int64_t max_context = 0;               ///< tokens a sequence may reach; 0: the model's own limit
   int64_t kv_tokens = 0;                 ///< tokens the cache pool holds over all sequences; 0: chosen from free memory
   int max_batch = 16;                    ///< sequences that decode together
@@ -27,6 +29,9 @@ struct EngineOptions {
   std::string chat_template;             ///< takes the place of the model's own, if not empty
   bool chat = false;  ///< refuse, before any long work, a model that chat_prompt() would not work with
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_load;  ///< progress, may be empty
+  /// Called before the weights are read, when the tokenizer and the limits are known: tokenize(), chat_prompt(),
+  /// check() and the sizes in info() work, nothing else does. What it throws ends the loading. May be empty.
+  std::function<void(const Engine& engine)> on_open;
 };
 
 /// Which token comes next. Filters apply in this order: temperature, top-k, top-p, min-p.
@@ -79,7 +84,9 @@ struct ModelInfo {
   int64_t prefill_weight_bytes = 0, decode_weight_bytes = 0, embedding_bytes = 0, head_bytes = 0;
   int64_t kv_bytes_per_token = 0;  ///< over all layers
   int64_t kv_pool_tokens = 0;
+  int group_size = 0;                       ///< of the INT4 weights in use; 0: none are
   std::vector<std::string> unused_tensors;  ///< of the model's files: read by nothing
+  std::vector<std::string> warnings;        ///< one line each: what of the files or options is passed over
 };
 
 /// How a text is scored: every token once, windows of `context` tokens.
@@ -113,6 +120,9 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual const ModelInfo& info() const = 0;
+
+  /// Throws what generate() would say to this request instead of answering it.
+  virtual void check(const Request& request) const = 0;
 
   /// Answers in the order of the requests, each as if it had been asked alone.
   virtual std::vector<Completion> generate(const std::vector<Request>& requests, const TextCallback& on_text = {}) = 0;

@@ -13,6 +13,12 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// An option that this model or this library cannot take: whoever set it can set it otherwise.
+class OptionError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Streams its arguments into one string: cat("K = ", 96, " is no multiple of ", 64).
 template <class... Parts>
 std::string cat(const Parts&... parts) {
@@ -24,6 +30,12 @@ std::string cat(const Parts&... parts) {
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   throw Error(cat(parts...));
+}
+
+template <class... Parts>
+void require_option(bool condition, const Parts&... parts) {
+  if (!condition) [[unlikely]]
+    throw OptionError(cat(parts...));
 }
 
 }  // namespace fut

@@ -6,9 +6,13 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "base/error.h"
+#include "base/memory.h"
 
 namespace fut {
 namespace {
@@ -58,16 +62,26 @@ bool watch(const Condition& condition) {
 class Pool {
  public:
   explicit Pool(int count) {
-    for (int i = 1; i < count; ++i) workers_.emplace_back([this] { run(); });
+    try {
+      for (int i = 1; i < count; ++i) workers_.emplace_back([this] { run(); });
+    } catch (const std::system_error& error) {
+      const size_t started = workers_.size() + 1;
+      stop();  // or their destructors would end the program
+      fail("cannot start thread ", started + 1, " of ", count, ": ", error.code().message(), memory_limit_note(),
+           " (--threads sets how many are wanted)");
+    }
   }
 
-  ~Pool() {
+  ~Pool() { stop(); }
+
+  void stop() {
     {
       std::lock_guard lock(mutex_);
       stopping_ = true;
     }
     wake_.notify_all();
     for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
   }
 
   int count() const { return static_cast<int>(workers_.size()) + 1; }

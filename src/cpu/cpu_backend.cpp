@@ -1,7 +1,5 @@
 #include "cpu/cpu_backend.h"
 
-#include <sys/sysinfo.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/gemm.h"
@@ -106,18 +105,14 @@ class CpuBackend final : public Backend {
   void* allocate(size_t bytes) override {
     void* data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     FUT_CHECK(data || bytes == 0, "out of memory: ", bytes >> 20, " MiB could not be allocated, ", free_bytes() >> 20,
-              " MiB are free");
+              " MiB are free", memory_limit_note());
     return data;
   }
   void release(void* data, size_t) override { std::free(data); }
   void upload(void* to, const void* from, size_t bytes) override { memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { memcpy(to, from, bytes); }
 
-  size_t free_bytes() const override {
-    struct sysinfo info;
-    if (sysinfo(&info) != 0) return 0;
-    return (size_t{info.freeram} + info.bufferram) * info.mem_unit;
-  }
+  size_t free_bytes() const override { return available_memory(); }
 
   PlacedWeight place(const HostWeight& host) override {
     PlacedWeight placed;

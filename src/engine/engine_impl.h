@@ -17,6 +17,7 @@ class EngineImpl final : public Engine {
   EngineImpl(const std::string& model, const EngineOptions& options);
 
   const ModelInfo& info() const override { return info_; }
+  void check(const Request& request) const override;
   std::vector<Completion> generate(const std::vector<Request>& requests, const TextCallback& on_text) override;
   Score score(const std::vector<int32_t>& tokens, const ScoreOptions& options, const ScoreCallback& on_token) override;
   Timing last_timing() const override;
@@ -32,12 +33,19 @@ class EngineImpl final : public Engine {
   bool is_end(int32_t id) const;
   Timing& timing() { return timing_; }
   void start_timing();
+  const std::string& path() const { return path_; }
+  /// The ids of a request's prompt, and whether it can be answered: how many tokens its answer may have.
+  std::vector<int32_t> prompt_of(const Request& request) const;
+  int64_t budget_of(const Request& request, const std::vector<int32_t>& prompt) const;
 
  private:
   void open_chat(const ModelSource& source);
-  void describe(const ModelSource& source);
+  void take_end_tokens(const LlamaConfig& c);
+  void describe_sizes(const LlamaConfig& c);
+  void describe_weights(const ModelSource& source);
   void make_pool();
 
+  std::string path_;
   EngineOptions options_;
   Dtype kv_dtype_ = Dtype::int4;
   std::unique_ptr<Backend> backend_;      // first: everything below lives in its memory

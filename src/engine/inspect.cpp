@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "layout/int4_fragment.h"
 #include "layout/kv_page.h"
 #include "model/source.h"
@@ -55,14 +56,6 @@ void add_stored(Inspection& out, const Checkpoint& checkpoint) {
   }
 }
 
-int64_t available_memory() {
-  std::ifstream memory("/proc/meminfo");
-  for (std::string line; std::getline(memory, line);) {
-    if (line.starts_with("MemAvailable:")) return std::stoll(line.substr(13)) * 1024;
-  }
-  return 0;
-}
-
 void add_sizes(Inspection& out, const EngineOptions& options, int group_size) {
   const Dtype prefill = dtype_of(options.prefill), decode = dtype_of(options.decode), kv = dtype_of(options.kv);
   const Dtype table = prefill == Dtype::f32 || decode == Dtype::f32 ? Dtype::f32 : Dtype::bf16;
@@ -83,7 +76,7 @@ void add_sizes(Inspection& out, const EngineOptions& options, int group_size) {
   // Two tails of a page and the sinks, K and V, in BF16.
   if (kv == Dtype::int4)
     out.kv_sequence_bytes = c.layers * c.kv_heads * 2 * (2 * kKvPageTokens + kKvSinkTokens) * c.head_dim * 2;
-  out.free_bytes = available_memory();
+  out.free_bytes = static_cast<int64_t>(available_memory());
 }
 
 /// INT4 codes that the checkpoint holds are used as they are, in their own groups; otherwise the option decides.
@@ -106,7 +99,7 @@ Inspection inspect_model(const std::string& path, const EngineOptions& options) 
     add_stored(out, *source.prefill);
   }
   out.shared = options.prefill == options.decode && !source.quantised();
-  add_sizes(out, options, group_size_of(*source.decode, options.group_size));
+  add_sizes(out, options, group_size_of(*source.decode, options.group_size ? options.group_size : kInt4Group));
   try {
     out.tokenizer = source.tokenizer();
   } catch (const Error& error) {  // the rest is worth showing all the same

@@ -39,25 +39,9 @@ void Scheduler::prepare(size_t index) {
   auto active = std::make_unique<Active>();
   active->index = index;
   try {
-    check_sampling(request.sampling);
-    FUT_CHECK(request.max_tokens >= -1, "max tokens ", request.max_tokens,
-              " is below -1 (-1: up to the context limit)");
-    active->prompt =
-        request.ids.empty() ? engine_.tokenize(request.prompt, true, request.parse_control_tokens) : request.ids;
-    const int64_t vocabulary = engine_.info().vocabulary, length = static_cast<int64_t>(active->prompt.size());
-    answers_[index].prompt_tokens = length;
-    FUT_CHECK(length > 0, "the prompt has no tokens and this tokenizer adds none");
-    for (int32_t id : active->prompt) {
-      FUT_CHECK(id >= 0 && id < vocabulary, "token id ", id, " is outside the model's vocabulary of ", vocabulary);
-    }
-    FUT_CHECK(length < engine_.context(), "the prompt has ", length, " tokens; with a context limit of ",
-              engine_.context(), " that leaves no room for an answer");
-    active->budget = engine_.context() - length;
-    if (request.max_tokens >= 0) active->budget = std::min(active->budget, request.max_tokens);
-    const int64_t reach = length + active->budget;
-    FUT_CHECK(engine_.pool().could_ever_fit(reach), "prompt and answer may reach ", reach,
-              " tokens, the KV cache holds ", engine_.pool().token_capacity(), ": raise --kv-tokens or ask for less");
-    if (request.ids.empty() || !request.stop.empty()) engine_.tokenizer();  // says why there is none
+    active->prompt = engine_.prompt_of(request);
+    answers_[index].prompt_tokens = static_cast<int64_t>(active->prompt.size());
+    active->budget = engine_.budget_of(request, active->prompt);
   } catch (const Error& error) {
     return refuse(index, error.what());
   }
@@ -153,7 +137,7 @@ void Scheduler::take_token(Active& active, const float* logits) {
   try {
     token = sample_token(logits, engine_.info().vocabulary, requests_[active.index].sampling, active.step);
   } catch (const Error& error) {
-    answers_[active.index].error = error.what();
+    answers_[active.index].error = cat(engine_.path(), ": ", error.what());
     return end(active, "error");
   }
   if (engine_.is_end(token) && !requests_[active.index].ignore_end_tokens) return end(active, "stop");

@@ -48,8 +48,8 @@ class Scorer {
     const int64_t vocabulary = engine_.info().vocabulary;
     const int32_t bos = options_.add_bos && has_bos() ? engine_.tokenizer().bos() : -1;
     bos_ = bos;
-    FUT_CHECK(options_.context >= 2 && options_.context <= engine_.context(), "context size ", options_.context,
-              " is outside 2..", engine_.context());
+    require_option(options_.context >= 2 && options_.context <= engine_.context(), "context size ", options_.context,
+                   " is outside 2..", engine_.context());
     for (int32_t id : tokens_) {
       FUT_CHECK(id >= 0 && id < vocabulary, "token id ", id, " is outside the model's vocabulary of ", vocabulary);
     }

@@ -97,6 +97,8 @@ constexpr int64_t int4_matrix_bytes(int64_t rows, int64_t cols, int group) {
   return int4_row_tiles(rows) * int4_col_tiles(cols) * int4_tile_bytes(group);
 }
 
+inline constexpr int kInt4Group = 64;  ///< where nothing else is asked for
+
 /// Group sizes the layout knows: a group is a whole number of k-steps, and tiles and groups divide one another.
 constexpr bool int4_group_size_ok(int group) { return group == 32 || group == 64 || group == 128; }
 

@@ -143,7 +143,7 @@ void read_rope(const Fields& config, LlamaConfig& out) {
 }
 
 /// eos_token_id is a number, a list, or absent; 0 is an id like any other.
-void add_eos(const Fields& fields, int64_t vocabulary, std::vector<int32_t>& eos) {
+void add_eos(const Fields& fields, LlamaConfig& out) {
   const Json* value = fields.find("eos_token_id");
   if (!value) return;
   const Json list = value->is_array() ? *value : Json::array({*value});
@@ -151,8 +151,11 @@ void add_eos(const Fields& fields, int64_t vocabulary, std::vector<int32_t>& eos
     FUT_CHECK(id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < (int64_t{1} << 31), fields.what(),
               ": eos_token_id holds ", shown(id), ", expected token ids");
     const int64_t token = id.get<int64_t>();
-    if (token < vocabulary && std::find(eos.begin(), eos.end(), token) == eos.end()) {
-      eos.push_back(static_cast<int32_t>(token));
+    if (token >= out.vocabulary) {
+      out.warnings.push_back(cat(fields.what(), ": eos_token_id ", token, " is beyond the vocabulary of ",
+                                 out.vocabulary, " and is passed over"));
+    } else if (std::find(out.eos.begin(), out.eos.end(), token) == out.eos.end()) {
+      out.eos.push_back(static_cast<int32_t>(token));
     }
   }
 }
@@ -211,9 +214,9 @@ LlamaConfig parse_config(const std::string& config_json, const std::string& gene
     FUT_CHECK(std::isfinite(f), what, ": rope_theta ", out.rope_theta, " with factor ", out.rope_scaling.factor,
               " gives a rotation that no number can hold");
   }
-  add_eos(fields, out.vocabulary, out.eos);
+  add_eos(fields, out);
   const Json generation = parse_json(generation_config_json.empty() ? "{}" : generation_config_json, what);
-  add_eos(Fields(generation, what + " (generation_config.json)"), out.vocabulary, out.eos);
+  add_eos(Fields(generation, what + " (generation_config.json)"), out);
   return out;
 }
 

@@ -34,7 +34,8 @@ struct LlamaConfig {
   RopeScaling rope_scaling;
   bool tied = false;  ///< the head is the embedding
   int32_t bos = -1;
-  std::vector<int32_t> eos;  ///< from config.json and generation_config.json
+  std::vector<int32_t> eos;           ///< from config.json and generation_config.json, those of the vocabulary
+  std::vector<std::string> warnings;  ///< one line each: what of the files is passed over
 };
 
 /// Parses and checks config.json. `what` names the file in messages. Anything that would change the mathematics and is
