@@ -4,7 +4,7 @@
 # Asks dpkg first, so that a complete machine costs milliseconds, needs no root and no network.
 set -euo pipefail
 
-build="g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libfmt-dev libhwy-dev libgtest-dev"
+build="g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libfmt-dev libhwy-dev libeigen3-dev libgtest-dev"
 declare -A packages=([build]="$build" [test]="$build python3 binutils clang-format" [format]="clang-format" [pip]="python3 python3-pip ca-certificates")
 
 wanted=()

@@ -10,17 +10,6 @@
 namespace fut {
 namespace {
 
-/// Evenly spaced pieces; fewer than asked for where the text is short.
-std::vector<std::vector<int32_t>> cut_pieces(const std::vector<int32_t>& tokens, int64_t samples, int64_t length) {
-  const int64_t count = static_cast<int64_t>(tokens.size()), whole = std::max<int64_t>(1, count / length);
-  std::vector<std::vector<int32_t>> pieces;
-  for (int64_t i = 0; i < std::min(samples, whole); ++i) {
-    const int64_t begin = std::min(samples, whole) == 1 ? 0 : i * (whole - 1) / (std::min(samples, whole) - 1) * length;
-    pieces.emplace_back(tokens.begin() + begin, tokens.begin() + std::min(count, begin + length));
-  }
-  return pieces;
-}
-
 /// Sums of keys over all pieces: (L)(J * E).
 class KeyMeans {
  public:
@@ -64,24 +53,39 @@ class KeyMeans {
 
 }  // namespace
 
-Calibration calibrate(const ModelSource& source, const CalibrateOptions& options) {
-  const LlamaConfig& c = source.config;
+std::vector<std::vector<int32_t>> calibration_pieces(const ModelSource& source, const CalibrateOptions& options) {
   FUT_CHECK(options.samples >= 1 && options.length >= 2, "calibration needs at least 1 sample of 2 tokens, not ",
             options.samples, " of ", options.length);
-  const std::vector<int32_t> tokens = source.tokenizer()->encode(options.text, true, ControlTokens::as_text);
+  const std::unique_ptr<Tokenizer> tokenizer = source.tokenizer();
+  const std::vector<int32_t> tokens = tokenizer->encode(options.text, false, ControlTokens::as_text);
   FUT_CHECK(tokens.size() >= 2, "the calibration text has ", tokens.size(), " tokens");
+  const bool bos = tokenizer->adds_bos() && tokenizer->bos() >= 0;
+  const auto available = static_cast<int64_t>(tokens.size());
+  const int64_t length = std::min(available, std::min(options.length, source.config.positions) - bos);
+  const int64_t whole = available / length, count = std::min(options.samples, whole);
+  std::vector<std::vector<int32_t>> pieces;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = count == 1 ? 0 : i * (whole - 1) / (count - 1) * length;
+    pieces.emplace_back(bos ? 1 : 0, tokenizer->bos());
+    pieces.back().insert(pieces.back().end(), tokens.begin() + begin, tokens.begin() + begin + length);
+  }
+  return pieces;
+}
+
+Calibration calibrate(const ModelSource& source, const CalibrateOptions& options) {
+  const LlamaConfig& c = source.config;
+  const std::vector<std::vector<int32_t>> pieces = calibration_pieces(source, options);
   const std::unique_ptr<Backend> backend = make_backend("auto", c, {Dtype::bf16});
   LlamaOptions llama;
   llama.weights.prefill = llama.weights.decode = Dtype::bf16;
   llama.weights.rotate_values = true;
   llama.weights.on_progress = options.on_progress;
-  const int64_t length = std::min(options.length, c.positions);
+  const auto length = static_cast<int64_t>(pieces[0].size());
   llama.max_positions = length;
   LlamaModel model(*backend, source, llama);
   model.record_amax(true);
   KvPool pool(*backend, c, Dtype::bf16, length, 1);
   KeyMeans keys(c);
-  const std::vector<std::vector<int32_t>> pieces = cut_pieces(tokens, options.samples, length);
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (options.on_progress)
       options.on_progress("calibration", static_cast<int64_t>(i), static_cast<int64_t>(pieces.size()));

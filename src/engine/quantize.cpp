@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <map>
+#include <iomanip>
+#include <optional>
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "engine/backends.h"
 #include "engine/calibrate.h"
+#include "engine/decode_walk.h"
 #include "io/json.h"
 #include "io/safetensors.h"
 #include "model/weights.h"
@@ -82,6 +85,40 @@ struct Projection {
   int64_t first_row, rows, cols;
 };
 
+std::string layer_name(int64_t l, const char* name) { return cat("model.layers.", l, ".", name); }
+
+/// What a layer's four products consist of: qkv, o, gate_up, down.
+constexpr int kProducts = 4;
+std::vector<Projection> projections(const LlamaConfig& c, int64_t l, int product) {
+  const int64_t D = c.width, F = c.feed_forward, E = c.head_dim, H = c.heads, J = c.kv_heads;
+  switch (product) {
+    case 0:
+      return {{layer_name(l, "self_attn.q_proj"), 0, H * E, D},
+              {layer_name(l, "self_attn.k_proj"), H * E, J * E, D},
+              {layer_name(l, "self_attn.v_proj"), (H + J) * E, J * E, D}};
+    case 1: return {{layer_name(l, "self_attn.o_proj"), 0, D, H * E}};
+    case 2: return {{layer_name(l, "mlp.gate_proj"), 0, F, D}, {layer_name(l, "mlp.up_proj"), F, F, D}};
+    default: return {{layer_name(l, "mlp.down_proj"), 0, D, F}};
+  }
+}
+
+const std::vector<float>& product_weight(const LayerTensors& tensors, int product) {
+  const std::vector<float>* all[kProducts] = {&tensors.qkv, &tensors.o, &tensors.gate_up, &tensors.down};
+  return *all[product];
+}
+
+/// `more`'s rows behind those of `weight`, which may be empty.
+void append_rows(HostWeight& weight, HostWeight more) {
+  if (weight.rows == 0) {
+    weight = std::move(more);
+    return;
+  }
+  weight.rows += more.rows;
+  weight.data.insert(weight.data.end(), more.data.begin(), more.data.end());
+  weight.scale.insert(weight.scale.end(), more.scale.begin(), more.scale.end());
+  weight.group_scale.insert(weight.group_scale.end(), more.group_scale.begin(), more.group_scale.end());
+}
+
 /// Writes one of the two folders: declared whole, then filled layer by layer.
 class FolderWriter {
  public:
@@ -98,14 +135,28 @@ class FolderWriter {
     declare();
   }
 
-  void write_layer(int64_t l, const LayerTensors& tensors) {
+  void write_norms(int64_t l) {
     const std::vector<float> ones(config_.width, 1.0f);
-    write_bf16(layer(l, "input_layernorm.weight"), ones);
-    write_bf16(layer(l, "post_attention_layernorm.weight"), ones);
-    const std::vector<float>* stacked[] = {&tensors.qkv, &tensors.o, &tensors.gate_up, &tensors.down};
-    const std::vector<std::vector<Projection>> groups = projections(l);
-    for (size_t i = 0; i < groups.size(); ++i) {
-      for (const Projection& p : groups[i]) write_projection(p, stacked[i]->data() + p.first_row * p.cols);
+    write_bf16(layer_name(l, "input_layernorm.weight"), ones);
+    write_bf16(layer_name(l, "post_attention_layernorm.weight"), ones);
+  }
+
+  /// The codes of one of the layer's stacked products, under their projections' names.
+  void write_product(int64_t l, int product, const HostWeight& codes) {
+    for (const Projection& p : projections(config_, l, product)) {
+      const auto write = [&](const char* suffix, const auto& values, int64_t per_row) {
+        const auto bytes = static_cast<int64_t>(sizeof(values[0]));
+        writer_.write(p.name + suffix, values.data() + p.first_row * per_row, p.rows * per_row * bytes);
+      };
+      if (dtype_ == Dtype::int4) {
+        write(".weight_packed", codes.data, codes.row_bytes());
+        write(".weight_scale", codes.group_scale, codes.groups());
+        const int64_t shape[] = {p.rows, p.cols};
+        writer_.write(p.name + ".weight_shape", shape, sizeof shape);
+      } else {
+        write(".weight", codes.data, codes.row_bytes());
+        write(".weight_scale", codes.scale, 1);
+      }
     }
   }
 
@@ -118,27 +169,14 @@ class FolderWriter {
   }
 
  private:
-  static std::string layer(int64_t l, const char* name) { return cat("model.layers.", l, ".", name); }
-
-  std::vector<std::vector<Projection>> projections(int64_t l) const {
-    const int64_t D = config_.width, F = config_.feed_forward, E = config_.head_dim, H = config_.heads,
-                  J = config_.kv_heads;
-    return {{{layer(l, "self_attn.q_proj"), 0, H * E, D},
-             {layer(l, "self_attn.k_proj"), H * E, J * E, D},
-             {layer(l, "self_attn.v_proj"), (H + J) * E, J * E, D}},
-            {{layer(l, "self_attn.o_proj"), 0, D, H * E}},
-            {{layer(l, "mlp.gate_proj"), 0, F, D}, {layer(l, "mlp.up_proj"), F, F, D}},
-            {{layer(l, "mlp.down_proj"), 0, D, F}}};
-  }
-
   void declare() {
     const int64_t D = config_.width;
     writer_.declare("model.embed_tokens.weight", "BF16", {config_.vocabulary, D});
     for (int64_t l = 0; l < config_.layers; ++l) {
-      writer_.declare(layer(l, "input_layernorm.weight"), "BF16", {D});
-      writer_.declare(layer(l, "post_attention_layernorm.weight"), "BF16", {D});
-      for (const auto& group : projections(l)) {
-        for (const Projection& p : group) declare_projection(p);
+      writer_.declare(layer_name(l, "input_layernorm.weight"), "BF16", {D});
+      writer_.declare(layer_name(l, "post_attention_layernorm.weight"), "BF16", {D});
+      for (int product = 0; product < kProducts; ++product) {
+        for (const Projection& p : projections(config_, l, product)) declare_projection(p);
       }
     }
     writer_.declare("model.norm.weight", "F32", {D});
@@ -156,22 +194,6 @@ class FolderWriter {
     }
   }
 
-  void write_projection(const Projection& p, const float* w) {
-    const auto write = [&](const char* suffix, const auto& values) {
-      writer_.write(p.name + suffix, values.data(), static_cast<int64_t>(values.size() * sizeof(values[0])));
-    };
-    if (dtype_ == Dtype::int4) {
-      const HostWeight codes = options_.quantise(w, p.rows, p.cols, options_.group, p.name);
-      write(".weight_packed", codes.data);
-      write(".weight_scale", codes.group_scale);
-      write(".weight_shape", std::vector<int64_t>{p.rows, p.cols});
-    } else {
-      const HostWeight codes = encode_weight(Dtype::e4m3, 0, w, p.rows, p.cols, p.name);
-      write(".weight", codes.data);
-      write(".weight_scale", codes.scale);
-    }
-  }
-
   void write_bf16(const std::string& name, const std::vector<float>& values) {
     const HostWeight rounded =
         encode_weight(Dtype::bf16, 0, values.data(), 1, static_cast<int64_t>(values.size()), name);
@@ -182,6 +204,81 @@ class FolderWriter {
   Dtype dtype_;
   const QuantizeOptions& options_;
   SafetensorsWriter writer_;
+};
+
+/// The four products of a layer to INT4, one after the other, each told its inputs if the quantiser wants them: those
+/// that the layers and products before it, quantised already, make of the calibration text.
+class LayerQuantiser {
+ public:
+  LayerQuantiser(const QuantizeOptions& options, const LlamaConfig& config) : options_(options), config_(config) {}
+
+  void walk_over(const std::vector<std::vector<int32_t>>& pieces, const std::vector<float>& embedding) {
+    backend_ = make_backend("cpu", config_, {Dtype::int4});
+    walk_.emplace(*backend_, config_, pieces, embedding, [this] { tick(); });
+  }
+
+  void layer(int64_t l, const LayerTensors& tensors, const std::function<void(int, const HostWeight&)>& write) {
+    HostWeight codes;
+    for (int product = 0; product < kProducts; ++product) {
+      done_ = l * kProducts + product;
+      stage_ = cat("layer ", l + 1, " of ", config_.layers);
+      if (walk_ && matrices_ > 0) stage_ += cat(", loss ", std::setprecision(3), loss_ / matrices_);
+      tick();
+      if (walk_) {
+        options_.quantiser->start_product(projections(config_, l, product)[0].cols);
+        step(product, codes);
+      }
+      codes = quantise(l, product, product_weight(tensors, product));
+      write(product, codes);
+    }
+    if (walk_ && l + 1 < config_.layers) walk_->down(codes);
+  }
+
+  /// What the walk has seen beside the inputs.
+  const Calibration& calibration() const { return walk_->calibration(); }
+
+  QuantizeReport report() const {
+    return {loss_ / std::max(1, matrices_), rtn_loss_ / std::max(1, matrices_), walk_ ? walk_->tokens() : 0};
+  }
+
+ private:
+  /// Through the product before, whose codes are known, to the inputs of this one.
+  void step(int product, const HostWeight& before) {
+    const DecodeWalk::See see = [&](const float* x, int64_t rows) { options_.quantiser->add_inputs(x, rows); };
+    switch (product) {
+      case 0: return walk_->start_layer(see);
+      case 1: return walk_->attention(before, see);
+      case 2: return walk_->o_proj(before, see);
+      default: return walk_->gate_up(before, see);
+    }
+  }
+
+  HostWeight quantise(int64_t l, int product, const std::vector<float>& w) {
+    HostWeight codes;
+    for (const Projection& p : projections(config_, l, product)) {
+      QuantisedMatrix made =
+          options_.quantiser->quantise(w.data() + p.first_row * p.cols, p.rows, p.cols, options_.group, p.name);
+      if (!made.warning.empty() && options_.on_warning) options_.on_warning(made.warning);
+      loss_ += made.loss;
+      rtn_loss_ += made.rtn_loss;
+      ++matrices_;
+      append_rows(codes, std::move(made.weight));
+    }
+    return codes;
+  }
+
+  void tick() {
+    if (options_.on_progress) options_.on_progress(stage_, done_, config_.layers * kProducts);
+  }
+
+  const QuantizeOptions& options_;
+  const LlamaConfig& config_;
+  std::unique_ptr<Backend> backend_;
+  std::optional<DecodeWalk> walk_;
+  double loss_ = 0, rtn_loss_ = 0;  // summed over the matrices
+  int matrices_ = 0;
+  int64_t done_ = 0;
+  std::string stage_ = "layers";
 };
 
 /// What a group size must divide, said before any work.
@@ -197,7 +294,7 @@ void check_group(const LlamaConfig& c, int group) {
 
 }  // namespace
 
-void quantize_model(const std::string& source_path, const std::string& out, const QuantizeOptions& options) {
+QuantizeReport quantize_model(const std::string& source_path, const std::string& out, const QuantizeOptions& options) {
   set_thread_count(options.threads);
   const ModelSource source = ModelSource::open(source_path);
   const LlamaConfig& c = source.config;
@@ -208,25 +305,38 @@ void quantize_model(const std::string& source_path, const std::string& out, cons
   }
   check_tensors(*source.decode, c);
   check_group(c, options.group);
+  FUT_CHECK(!options.quantiser->wants_inputs() || !options.calibration_text.empty(),
+            "this method needs a calibration text");
   NewFolder folder(out);
   const OfflineRotation rotation{true, options.rotate_residual};
   Calibration calibration;
-  if (!options.calibration_text.empty()) {
-    calibration = calibrate(source, {options.calibration_text, options.calibration_samples, options.calibration_length,
-                                     options.threads, options.on_progress});
-  }
+  const CalibrateOptions calibrate_options{options.calibration_text, options.calibration_samples,
+                                           options.calibration_length, options.threads, options.on_progress};
+  const bool walks = options.quantiser->wants_inputs();
+  if (!walks && !options.calibration_text.empty()) calibration = calibrate(source, calibrate_options);
   fs::create_directory(folder.path() / "decode");
   fs::create_directory(folder.path() / "prefill");
   FolderWriter decode(folder.path() / "decode", source, Dtype::int4, options);
   FolderWriter prefill(folder.path() / "prefill", source, Dtype::e4m3, options);
+  const std::vector<float> embedding = read_embedding(*source.decode, c, rotation);
+  LayerQuantiser quantiser(options, c);
+  if (walks) quantiser.walk_over(calibration_pieces(source, calibrate_options), embedding);
   for (int64_t l = 0; l < c.layers; ++l) {
-    if (options.on_progress) options.on_progress("layers", l, c.layers);
     const LayerTensors tensors = read_layer(*source.decode, c, l, rotation);
-    decode.write_layer(l, tensors);
-    prefill.write_layer(l, tensors);
+    decode.write_norms(l);
+    prefill.write_norms(l);
+    quantiser.layer(l, tensors, [&](int product, const HostWeight& codes) { decode.write_product(l, product, codes); });
+    for (int product = 0; product < kProducts; ++product) {
+      HostWeight codes;
+      for (const Projection& p : projections(c, l, product)) {
+        append_rows(codes, encode_weight(Dtype::e4m3, 0, product_weight(tensors, product).data() + p.first_row * p.cols,
+                                         p.rows, p.cols, p.name));
+      }
+      prefill.write_product(l, product, codes);
+    }
   }
   if (options.on_progress) options.on_progress("layers", c.layers, c.layers);
-  const std::vector<float> embedding = read_embedding(*source.decode, c, rotation);
+  if (walks) calibration = quantiser.calibration();
   // A rotated stream cannot pass through the norm's gains: they move into the head, which is then no longer the
   // embedding.
   std::vector<float> norm(c.width, 1.0f), head;
@@ -241,6 +351,7 @@ void quantize_model(const std::string& source_path, const std::string& out, cons
   for (const auto& [name, text] : source.decode->tokenizer_files()) write_text(folder.path() / name, text);
   write_text(folder.path() / kMetadataFile, metadata_json(source, options.group, options.rotate_residual, calibration));
   folder.keep();
+  return quantiser.report();
 }
 
 }  // namespace fut

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/backend.h"
+#include "layout/weight_quantiser.h"
 
 namespace fut {
 
@@ -21,15 +21,22 @@ struct QuantizeOptions {
   int group = 64;
   bool rotate_residual = false;
   int threads = 0;
-  std::string calibration_text;       ///< empty: no activation scales and key means are stored
-  int64_t calibration_samples = 128;  ///< pieces of the text, evenly spaced
-  int64_t calibration_length = 2048;  ///< tokens of a piece
-  /// One matrix (N, K) to INT4 codes and scales: an entry of quant/quantisers.h.
-  std::function<HostWeight(const float* w, int64_t rows, int64_t cols, int group, const std::string& name)> quantise;
+  std::string calibration_text;          ///< empty: no activation scales and key means, and no inputs for `quantiser`
+  int64_t calibration_samples = 128;     ///< pieces of the text, evenly spaced
+  int64_t calibration_length = 2048;     ///< tokens of a piece
+  WeightQuantiser* quantiser = nullptr;  ///< made by an entry of quant/quantisers.h
+  /// `stage` names the work under way; the layer and its loss are part of it.
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;
+  std::function<void(const std::string& line)> on_warning;
+};
+
+/// What the quantiser lost, as shares of the outputs' energy on the calibration text: mean over all matrices.
+struct QuantizeReport {
+  double loss = 0, rtn_loss = 0;
+  int64_t calibration_tokens = 0;  ///< 0: the quantiser wanted none
 };
 
 /// Reads `source`, writes the folder `out`, which must not exist: it appears whole, under its name, at the end.
-void quantize_model(const std::string& source, const std::string& out, const QuantizeOptions& options);
+QuantizeReport quantize_model(const std::string& source, const std::string& out, const QuantizeOptions& options);
 
 }  // namespace fut

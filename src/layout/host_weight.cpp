@@ -1,6 +1,7 @@
 #include "layout/host_weight.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -14,37 +15,33 @@ namespace {
 
 constexpr int kMaxGroup = 128;
 
-/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even, for |x| < 2^22, in any vector unit.
-inline float round_to_integer(float x) {
-  constexpr float kMagic = 12582912.0f;
-  return (x + kMagic) - kMagic;
-}
-
-inline float int4_level(float w, float inverse) {
-  const float level = round_to_integer(std::min(std::max(w * inverse, -9.0f), 8.0f));
-  return std::min(std::max(level, -8.0f), 7.0f);
-}
-
-float group_error(const float* w, int count, float scale) {
+float group_error(const float* w, const float* importance, int count, float scale) {
   const float inverse = 1.0f / scale;
   float lanes[8] = {};  // eight partial sums let the compiler use vector registers without reordering anything
   int i = 0;
   for (; i + 8 <= count; i += 8) {
     for (int j = 0; j < 8; ++j) {
       const float d = w[i + j] - scale * int4_level(w[i + j], inverse);
-      lanes[j] += d * d;
+      lanes[j] += importance[i + j] * (d * d);
     }
   }
   for (; i < count; ++i) {
     const float d = w[i] - scale * int4_level(w[i], inverse);
-    lanes[i & 7] += d * d;
+    lanes[i & 7] += importance[i] * (d * d);
   }
   return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
+constexpr std::array<float, kMaxGroup> kAllEqual = [] {
+  std::array<float, kMaxGroup> ones{};
+  ones.fill(1.0f);
+  return ones;
+}();
+
 /// FP16 scales worth judging; 0, infinite and subnormal-to-zero ones are not.
 struct ScaleSearch {
   const float* w;
+  const float* importance;
   int count;
   float best_scale = 0.0f, best_error = 0.0f;
 
@@ -52,7 +49,7 @@ struct ScaleSearch {
     const float scale = to_f32(to_half(wanted));
     // A scale below 1e-38 would overflow 1 / scale; the smallest FP16 is 6e-8, so only zero is excluded here.
     if (scale == 0.0f || !std::isfinite(scale)) return;
-    const float error = group_error(w, count, scale);
+    const float error = group_error(w, importance, count, scale);
     if (best_scale == 0.0f || error < best_error) {
       best_scale = scale;
       best_error = error;
@@ -62,26 +59,32 @@ struct ScaleSearch {
 
 }  // namespace
 
-Half encode_int4_group(const float* w, int count, uint8_t* codes) {
+Half encode_int4_group(const float* w, int count, uint8_t* codes, const float* importance) {
+  const bool all_equal =
+      !importance || std::all_of(importance, importance + count, [&](float x) { return x == importance[0]; });
+  if (all_equal) importance = kAllEqual.data();
   float peak = 0.0f;  // the value of largest magnitude, with its sign
   for (int i = 0; i < count; ++i) {
     if (std::fabs(w[i]) > std::fabs(peak)) peak = w[i];
   }
   std::fill(codes, codes + count, uint8_t{kInt4Zero});
   if (peak == 0.0f) return Half{0};
-  ScaleSearch search{w, count};
-  // The peak at level -8, or at +7 with the other sign; then both with the peak clipped step by step.
-  constexpr float kClips[] = {1.0f, 0.96f, 0.92f, 0.88f, 0.84f, 0.80f, 0.76f, 0.72f};
-  for (float clip : kClips) {
-    search.consider(peak * clip / -8.0f);
-    search.consider(peak * clip / 7.0f);
+  ScaleSearch search{w, importance, count};
+  // The peak at level -8, or at +7 with the other sign; then both with the peak clipped step by step: further where the
+  // peak may be a weight that hardly matters.
+  constexpr float kClips[] = {1.0f,  0.96f, 0.92f, 0.88f, 0.84f, 0.80f, 0.76f, 0.72f, 0.68f, 0.64f,
+                              0.60f, 0.56f, 0.52f, 0.48f, 0.44f, 0.40f, 0.36f, 0.32f, 0.28f, 0.24f};
+  const int clips = all_equal ? 8 : 20;
+  for (int i = 0; i < clips; ++i) {
+    search.consider(peak * kClips[i] / -8.0f);
+    search.consider(peak * kClips[i] / 7.0f);
   }
   if (search.best_scale == 0.0f) return Half{0};  // too small for FP16
   float numerator = 0.0f, denominator = 0.0f;
   for (int i = 0; i < count; ++i) {
     const float level = int4_level(w[i], 1.0f / search.best_scale);
-    numerator += w[i] * level;
-    denominator += level * level;
+    numerator += importance[i] * (w[i] * level);
+    denominator += importance[i] * (level * level);
   }
   if (denominator > 0.0f) search.consider(numerator / denominator);
   for (int i = 0; i < count; ++i) {

@@ -2,6 +2,7 @@
 // floats.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -37,6 +38,15 @@ void decode_weight_row(const HostWeight& weight, int64_t n, float* row);
 /// INT4 codes and scale of one group of at most 128 weights, round-to-nearest: the scale is searched over both signs
 /// and over clipped magnitudes for the least squared error, then refitted by least squares to the codes it gave. Scales
 /// are rounded to FP16 before they are judged. codes (count) in 0..15. All zeros: scale 0, codes 8.
-Half encode_int4_group(const float* w, int count, uint8_t* codes);
+/// `importance` (count), not negative: what a squared error counts at each weight; null or all equal: the same.
+Half encode_int4_group(const float* w, int count, uint8_t* codes, const float* importance = nullptr);
+
+/// The level -8..7 nearest to w / scale, ties to even. Adding and subtracting 1.5 * 2^23 rounds to an integer in any
+/// vector unit.
+inline float int4_level(float w, float inverse_scale) {
+  constexpr float kMagic = 12582912.0f;
+  const float level = (std::min(std::max(w * inverse_scale, -9.0f), 8.0f) + kMagic) - kMagic;
+  return std::min(std::max(level, -8.0f), 7.0f);
+}
 
 }  // namespace fut

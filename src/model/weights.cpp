@@ -192,25 +192,6 @@ float kv_factor(const float* norms, int64_t head_dim) {
   return typical_scale > 0 ? static_cast<float>(std::exp2(std::round(std::log2(typical_scale / 8.0)))) : 1.0f;
 }
 
-/// Bounds by Cauchy and Schwarz: a normalised row has norm sqrt(D), so |row n of W times it| <= sqrt(D) |W_n|.
-LayerConstants layer_constants(const HostLayer& layer, const LlamaConfig& config) {
-  LayerConstants out;
-  const int64_t E = config.head_dim, H = config.heads, J = config.kv_heads, F = config.feed_forward;
-  const std::vector<float> qkv = row_norms(layer.qkv), gate_up = row_norms(layer.gate_up);
-  const double width = static_cast<double>(config.width);
-  const float* values = qkv.data() + (H + J) * E;
-  double value_bound = 0, swiglu_bound = 0;
-  for (int64_t i = 0; i < J * E; ++i) value_bound = std::max(value_bound, std::sqrt(width) * values[i]);
-  for (int64_t i = 0; i < F; ++i) swiglu_bound = std::max(swiglu_bound, width * gate_up[i] * gate_up[F + i]);
-  out.attention_guard = guard_for(value_bound);
-  out.swiglu_guard = guard_for(swiglu_bound);
-  for (int64_t j = 0; j < J; ++j) {
-    out.key_factor.push_back(kv_factor(qkv.data() + (H + j) * E, E));
-    out.value_factor.push_back(kv_factor(values + j * E, E));
-  }
-  return out;
-}
-
 LayerWeights place_layer(Backend& backend, const HostLayer& layer) {
   return {backend.place(layer.qkv), backend.place(layer.o), backend.place(layer.gate_up), backend.place(layer.down)};
 }
@@ -244,6 +225,32 @@ void check_gains_are_ones(const Checkpoint& checkpoint, int64_t layers) {
 }
 
 }  // namespace
+
+// Bounds by Cauchy and Schwarz: a normalised row has norm sqrt(D), so |row n of W times it| <= sqrt(D) |W_n|.
+
+LayerConstants attention_constants(const HostWeight& weight, const LlamaConfig& config) {
+  LayerConstants out;
+  const int64_t E = config.head_dim, H = config.heads, J = config.kv_heads;
+  const std::vector<float> qkv = row_norms(weight);
+  const float* values = qkv.data() + (H + J) * E;
+  double bound = 0;
+  for (int64_t i = 0; i < J * E; ++i) bound = std::max(bound, std::sqrt(static_cast<double>(config.width)) * values[i]);
+  out.attention_guard = guard_for(bound);
+  for (int64_t j = 0; j < J; ++j) {
+    out.key_factor.push_back(kv_factor(qkv.data() + (H + j) * E, E));
+    out.value_factor.push_back(kv_factor(values + j * E, E));
+  }
+  return out;
+}
+
+float swiglu_guard(const HostWeight& weight, const LlamaConfig& config) {
+  const int64_t F = config.feed_forward;
+  const std::vector<float> gate_up = row_norms(weight);
+  double bound = 0;
+  for (int64_t i = 0; i < F; ++i)
+    bound = std::max(bound, static_cast<double>(config.width) * gate_up[i] * gate_up[F + i]);
+  return guard_for(bound);
+}
 
 void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
   for (const auto& [name, shape] : expected_tensors(c)) check_shape(checkpoint, name, shape);
@@ -325,7 +332,8 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
     if (!decode_stored) tensors = read_layer(for_decode, c, l, rotation);
     const HostLayer decode =
         encode_layer(for_decode, c, l, options.decode, options.group, decode_stored ? nullptr : &tensors);
-    out.constants.push_back(layer_constants(decode, c));
+    out.constants.push_back(attention_constants(decode.qkv, c));
+    out.constants.back().swiglu_guard = swiglu_guard(decode.gate_up, c);
     if (shared) {
       out.prefill.push_back(place_layer(backend, decode));
       continue;

@@ -38,6 +38,10 @@ struct LayerConstants {
   std::vector<float> value_factor;  ///< (J)
 };
 
+/// What follows from the values' and keys' rows of W_qkv: all but the SwiGLU guard.
+LayerConstants attention_constants(const HostWeight& qkv, const LlamaConfig& config);
+float swiglu_guard(const HostWeight& gate_up, const LlamaConfig& config);
+
 struct WeightOptions {
   Dtype prefill = Dtype::e4m3;  ///< e4m3, bf16 or f32
   Dtype decode = Dtype::int4;   ///< int4, e4m3, bf16 or f32

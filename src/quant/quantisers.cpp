@@ -5,7 +5,8 @@
 namespace fut {
 
 const std::vector<Quantiser>& quantisers() {
-  static const std::vector<Quantiser> table = {{"rtn", quantise_rtn}};
+  static const std::vector<Quantiser> table = {{"rtn", "round to nearest, no data", make_rtn},
+                                               {"gptq", "least error on the products' inputs", make_gptq}};
   return table;
 }
 

@@ -1,20 +1,23 @@
 // The algorithms that turn a weight matrix into INT4, by the name that `fut quantize --method` takes.
 #pragma once
 
-#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "layout/host_weight.h"
+#include "layout/weight_quantiser.h"
 
 namespace fut {
 
-/// w (N, K) f32 -> codes and scales with groups of `group` along K. `name` is for messages.
-using Quantise = HostWeight (*)(const float* w, int64_t rows, int64_t cols, int group, const std::string& name);
+struct QuantiserOptions {
+  double damping = 0.01;  ///< gptq: added to the Hessian's diagonal, as a share of its mean
+  int sweeps = 4;         ///< gptq: passes of coordinate descent over codes and scales behind the first one
+};
 
 struct Quantiser {
   const char* name;
-  Quantise quantise;
+  const char* summary;  ///< for the help text
+  std::unique_ptr<WeightQuantiser> (*make)(const QuantiserOptions& options);
 };
 
 const std::vector<Quantiser>& quantisers();
@@ -23,6 +26,9 @@ const std::vector<Quantiser>& quantisers();
 const Quantiser& find_quantiser(const std::string& name);
 
 /// Round to nearest: every group by itself, the scale searched over sign and clipping (host_weight.h). Needs no data.
-HostWeight quantise_rtn(const float* w, int64_t rows, int64_t cols, int group, const std::string& name);
+std::unique_ptr<WeightQuantiser> make_rtn(const QuantiserOptions& options);
+
+/// Least output error on the inputs of the product (gptq.cpp).
+std::unique_ptr<WeightQuantiser> make_gptq(const QuantiserOptions& options);
 
 }  // namespace fut

@@ -1,0 +1,34 @@
+// What the engine asks of an algorithm that turns weights into INT4. quant/ implements it, engine/quantize.cpp calls
+// it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "layout/host_weight.h"
+
+namespace fut {
+
+struct QuantisedMatrix {
+  HostWeight weight;
+  double loss = 0;      ///< share of the outputs' energy that is lost on the inputs seen; 0 where none were
+  double rtn_loss = 0;  ///< what round-to-nearest loses on them
+  std::string warning;  ///< one line that the user should read, or empty
+};
+
+class WeightQuantiser {
+ public:
+  virtual ~WeightQuantiser() = default;
+
+  /// Whether start_product() and add_inputs() must come before quantise().
+  virtual bool wants_inputs() const { return false; }
+  /// The matrices from here on multiply inputs of `cols` elements, which are still to come.
+  virtual void start_product(int64_t cols) { (void)cols; }
+  /// x (rows, K): inputs of the product, in any number of calls, all before the first quantise().
+  virtual void add_inputs(const float* x, int64_t rows) { (void)x, (void)rows; }
+
+  /// w (N, K) f32 -> codes and scales with groups of `group` along K. `name` is for messages.
+  virtual QuantisedMatrix quantise(const float* w, int64_t rows, int64_t cols, int group, const std::string& name) = 0;
+};
+
+}  // namespace fut
