@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -15,6 +16,7 @@
 #include "engine/kv_cache.h"
 #include "engine/quantize.h"
 #include "futransformer/engine.h"
+#include "model/weights.h"
 #include "quant/hessian.h"
 #include "quant/panel_product.h"
 #include "quant/quantisers.h"
@@ -347,6 +349,208 @@ TEST(EncodeInt4GroupTest, ImportanceMovesTheScale) {
   std::fill(importance.begin(), importance.end(), 0.25f);
   EXPECT_EQ(to_f32(encode_int4_group(w.data(), 64, weighted, importance.data())), before);
   EXPECT_TRUE(std::equal(plain, plain + 64, weighted));
+}
+
+// ---- input scales
+
+/// Gains of a norm as models have them: a few columns far from the others.
+std::vector<float> uneven_gains(int64_t count) {
+  std::vector<float> gains(count);
+  for (int64_t k = 0; k < count; ++k) gains[k] = k % 13 == 5 ? 0.03125f : 0.75f + 0.25f * static_cast<float>(k % 4);
+  return gains;
+}
+
+TEST(InputScaleTest, StaysUsable) {
+  EXPECT_TRUE(usable_input_scale({1, 1, 1, 1}).empty());
+  EXPECT_EQ(usable_input_scale({0, -0.5f, 1e-9f, 1.003f}), (std::vector<float>{1, -0.5f, 1, 1}));  // BF16 of the last
+  const std::vector<float> fitted = usable_input_scale({1e6f, 5e5f, 1, 1});
+  EXPECT_LE(fitted[0] * 2, 65504.0f);  // of four inputs of rms 1 the largest is 2 at most
+  EXPECT_EQ(fitted[0], 2 * fitted[1]);
+  const std::vector<float> w = {1, 2, 3, 4, 5, 6}, scale = {0.5f, 2, 1};
+  EXPECT_EQ(divide_columns(w, scale), (std::vector<float>{2, 1, 3, 8, 2.5f, 6}));
+  EXPECT_EQ(divide_columns(w, {}), w);
+}
+
+TEST(InputScaleTest, TheProductMultipliesIt) {
+  constexpr int64_t kRows = 5, kWidth = 128, kForward = 64;
+  const std::vector<float> w = normal_values(2 * kForward * kWidth, 31, 0.2f), scale = uneven_gains(kWidth);
+  HostWeight codes = rtn(divide_columns(w, scale), {2 * kForward, kWidth, 64});
+  std::vector<float> whole = values_of(codes);  // what the codes and the scale say together
+  for (size_t i = 0; i < whole.size(); ++i) whole[i] *= scale[i % kWidth];
+  codes.input_scale = scale;
+  const auto backend = make_backend("cpu", {}, {Dtype::int4});
+  ASSERT_TRUE(backend->takes_input_scale());
+  const PlacedWeight placed = backend->place(codes);
+  const PlacedWeight exact = backend->place(encode_weight(Dtype::f32, 0, whole.data(), 2 * kForward, kWidth, "w"));
+  std::vector<float> x = normal_values(kRows * kWidth, 32, 3.0f), sums(kRows), expected(kRows * kForward);
+  for (int64_t i = 0; i < kRows * kWidth; ++i) sums[i / kWidth] += x[i] * x[i];
+  std::vector<Half> found(kRows * kForward);
+  GateUpArgs args;
+  args.residual.x = x.data();
+  args.residual.sum_squares = sums.data();
+  args.rows = kRows;
+  args.gate_up = exact.weight;
+  args.out.data = expected.data();
+  backend->gate_up_swiglu(args);
+  args.gate_up = placed.weight;
+  args.out.dtype = Dtype::f16;
+  args.out.data = found.data();
+  backend->gate_up_swiglu(args);
+  double largest = 0;
+  for (float y : expected) largest = std::max<double>(largest, std::fabs(y));
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(to_f32(found[i]), expected[i], 2e-3 * largest) << i;
+
+  // Nowhere else is there a row to multiply.
+  Weight misplaced = placed.weight;
+  std::vector<float> logits(kRows * 2 * kForward);
+  LmHeadArgs head{logits.data(), args.residual, exact.weight, nullptr, kRows};
+  head.head.input_scale = scale.data();
+  expect_refused([&] { backend->lm_head(head); }, {"lm_head", "input scale"});
+  Operand a = args.out;
+  expect_refused([&] { backend->down_residual({args.residual, a, misplaced, kRows}); }, {"input scale"});
+}
+
+// ---- whole models
+
+/// Two layers of width 64 whose norms have gains and whose weights are on no grid.
+void write_gained_fixture(const TempFolder& folder) {
+  test::Fixture fixture;
+  fixture.build = R"({"intermediate_size": 128})";
+  fixture.edit = [](const std::string& name, std::vector<float>& values) {
+    if (name.ends_with("layernorm.weight")) values = uneven_gains(static_cast<int64_t>(values.size()));
+  };
+  test::write_fixture(folder, fixture);
+}
+
+const std::string kText =
+    "The calibration text of these tests is short; a byte is a token. It says a little of this and of that, again and "
+    "again, so that inputs of the products are correlated as those of a text are. The quick brown fox jumps over it, "
+    "and a lazy dog sleeps on. Numbers too: 3.14159, 2.71828, 1.41421; and once more THE QUICK BROWN FOX, in capitals.";
+
+QuantizeReport write_quantised(const std::string& source, const std::string& out, const char* method,
+                               bool rotate = false) {
+  const auto quantiser = find_quantiser(method).make({});
+  QuantizeOptions options;
+  options.quantiser = quantiser.get();
+  options.group = 32;
+  options.calibration_text = kText;
+  options.calibration_samples = 3;
+  options.calibration_length = 100;
+  options.rotate_residual = rotate;
+  return quantize_model(source, out, options);
+}
+
+/// Mean divergence of the decode path from the F32 model, over the calibration text.
+double divergence(const std::string& path, const std::string& of, int group = 0) {
+  std::map<int64_t, std::vector<float>> base;  // windows step side by side: in no order
+  double sum = 0;
+  for (const bool exact : {true, false}) {
+    EngineOptions options;
+    options.backend = "cpu";
+    options.prefill = options.decode = options.kv = exact ? "f32" : "bf16";
+    if (!exact) options.decode = "int4";
+    options.group_size = group;
+    const auto engine = Engine::load(exact ? of : path, options);
+    ScoreOptions score;
+    score.decode = true;
+    score.context = 128;
+    const int64_t vocabulary = engine->info().vocabulary;
+    engine->score(engine->tokenize(kText), score, [&](int64_t index, double, const float* logits) {
+      std::vector<float> p(logits, logits + vocabulary);
+      const float largest = *std::max_element(p.begin(), p.end());
+      double all = 0;
+      for (float& l : p) all += std::exp(double{l} - largest);
+      for (float& l : p) l = static_cast<float>(l - largest - std::log(all));
+      if (exact) {
+        base[index] = p;
+        return;
+      }
+      const std::vector<float>& q = base.at(index);
+      for (int64_t i = 0; i < vocabulary; ++i) sum += std::exp(double{q[i]}) * (double{q[i]} - p[i]);
+    });
+  }
+  return sum / static_cast<double>(base.size());
+}
+
+TEST(QuantisedModelTest, ItsNormsAreTheInputScalesAndLoadingAFloatModelMakesTheSame) {
+  TempFolder folder;
+  write_gained_fixture(folder);
+  const std::string made = folder.file("made");
+  write_quantised(folder.path(), made, "rtn");
+  const ModelSource source = ModelSource::open(made);
+  EXPECT_EQ(source.decode->read_f32("model.layers.1.input_layernorm.weight"), uneven_gains(64));
+  EXPECT_EQ(source.decode->read_f32("model.layers.0.post_attention_layernorm.weight"), uneven_gains(64));
+  EXPECT_EQ(source.prefill->read_f32("model.layers.1.input_layernorm.weight"), std::vector<float>(64, 1.0f));
+  // The same codes, but for the embedding and head in BF16, which the folder has in BF16 too.
+  const auto nll = [&](const std::string& path) {
+    EngineOptions options;
+    options.backend = "cpu";
+    options.kv = "int4";  // values are rotated
+    options.prefill = "bf16";
+    options.group_size = 32;
+    const auto engine = Engine::load(path, options);
+    ScoreOptions score;
+    score.decode = true;
+    score.context = 60;  // within sinks and tail: the folder alone has key means
+    return engine->score(engine->tokenize(kText), score).nll;
+  };
+  EXPECT_NEAR(nll(made), nll(folder.path()), 2e-3 * nll(made));
+}
+
+TEST(QuantisedModelTest, GptqIsNearerToTheModelThanRoundingToNearest) {
+  TempFolder folder;
+  write_gained_fixture(folder);
+  const QuantizeReport report = write_quantised(folder.path(), folder.file("gptq"), "gptq");
+  write_quantised(folder.path(), folder.file("rtn"), "rtn");
+  EXPECT_EQ(report.calibration_tokens, 3 * 100);
+  EXPECT_LT(report.loss, 0.7 * report.rtn_loss);
+  EXPECT_LT(divergence(folder.file("gptq"), folder.path()), 0.8 * divergence(folder.file("rtn"), folder.path()));
+}
+
+TEST(QuantisedModelTest, GptqIsDeterministicAndRotates) {
+  TempFolder folder;
+  write_gained_fixture(folder);
+  for (const bool rotate : {false, true}) {
+    const std::string first = folder.file(rotate ? "r1" : "p1"), second = folder.file(rotate ? "r2" : "p2");
+    set_thread_count(1);
+    write_quantised(folder.path(), first, "gptq", rotate);
+    set_thread_count(2);
+    write_quantised(folder.path(), second, "gptq", rotate);
+    set_thread_count(0);
+    for (const char* name : {"/decode/model.safetensors", "/prefill/model.safetensors", "/futransformer.json"})
+      EXPECT_EQ(test::read_file(first + name), test::read_file(second + name)) << name;
+    EXPECT_LT(divergence(first, folder.path()), 0.05);
+  }
+}
+
+/// The walk sees what the model's own decode path makes: it records the same largest outputs.
+TEST(QuantisedModelTest, TheWalkIsTheDecodePath) {
+  TempFolder folder;
+  write_gained_fixture(folder);
+  const std::string made = folder.file("made");
+  write_quantised(folder.path(), made, "gptq");
+  const ModelSource source = ModelSource::open(made);
+  const LlamaConfig& c = source.config;
+  const auto backend = make_backend("cpu", c, {Dtype::int4});
+  LlamaOptions options;
+  LlamaModel model(*backend, source, options);
+  model.record_amax(true);
+  const auto pieces = calibration_pieces(source, {kText, 3, 100, 0, {}});
+  const auto length = static_cast<int64_t>(pieces[0].size());
+  KvPool pool(*backend, c, Dtype::int4, 3 * 128, 3);
+  std::vector<CachedSequence> sequences(3);
+  std::vector<CachedSequence*> members;
+  for (CachedSequence& s : sequences) {
+    ASSERT_TRUE(pool.admit(s, length));
+    members.push_back(&s);
+  }
+  for (int64_t t = 0; t < length; ++t) {
+    model.decode_step(pool.make_pass(members, {1, 1, 1}, {pieces[0][t], pieces[1][t], pieces[2][t]}));
+    for (CachedSequence& s : sequences) KvPool::advance(s, 1);
+  }
+  EXPECT_EQ(model.recorded().attention_amax, source.calibration.attention_amax);
+  EXPECT_EQ(model.recorded().swiglu_amax, source.calibration.swiglu_amax);
+  EXPECT_EQ(source.calibration.key_mean.size(), 2u);
 }
 
 }  // namespace

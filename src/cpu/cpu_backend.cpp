@@ -70,7 +70,7 @@ void qkv(const QkvArgs& args, bool decode) {
   validate_qkv(args, decode);
   const Batch& batch = args.batch;
   if (batch.rows == 0) return;
-  std::vector<float> y = multiply(gemm_input(args.residual, args.qkv.dtype, nullptr, batch.rows, args.width), args.qkv);
+  std::vector<float> y = multiply(gemm_input(args.residual, args.qkv, nullptr, batch.rows), args.qkv);
   std::vector<int64_t> position(batch.rows);
   for (int64_t b = 0; b < batch.sequences; ++b) {
     for (int64_t t = batch.start[b]; t < batch.start[b + 1]; ++t) position[t] = batch.past[b] + t - batch.start[b];
@@ -114,6 +114,7 @@ class CpuBackend final : public Backend {
 
   size_t free_bytes() const override { return available_memory(); }
 
+  bool takes_input_scale() const override { return true; }
   PlacedWeight place(const HostWeight& host) override {
     PlacedWeight placed;
     Weight& w = placed.weight;
@@ -132,6 +133,11 @@ class CpuBackend final : public Backend {
     if (host.dtype == Dtype::e4m3) {
       placed.scale_storage = Buffer(*this, host.scale.size() * sizeof(float));
       upload(placed.scale_storage.as<void>(), host.scale.data(), host.scale.size() * sizeof(float));
+    }
+    if (!host.input_scale.empty()) {
+      placed.input_scale_storage = Buffer(*this, host.input_scale.size() * sizeof(float));
+      upload(placed.input_scale_storage.as<void>(), host.input_scale.data(), host.input_scale.size() * sizeof(float));
+      w.input_scale = placed.input_scale_storage.as<float>();
     }
     w.data = placed.storage.as<void>();
     w.scale = placed.scale_storage.as<float>();
@@ -173,8 +179,7 @@ class CpuBackend final : public Backend {
   void gate_up_swiglu(const GateUpArgs& args) override {
     validate(args);
     const int64_t F = args.gate_up.rows / 2;
-    const std::vector<float> y =
-        multiply(gemm_input(args.residual, args.gate_up.dtype, nullptr, args.rows, args.gate_up.cols), args.gate_up);
+    const std::vector<float> y = multiply(gemm_input(args.residual, args.gate_up, nullptr, args.rows), args.gate_up);
     parallel_for(args.rows, 4, [&](int64_t begin, int64_t end) {
       std::vector<float> h(F);
       for (int64_t t = begin; t < end; ++t) {
@@ -188,8 +193,7 @@ class CpuBackend final : public Backend {
   void lm_head(const LmHeadArgs& args) override {
     validate(args);
     if (args.rows == 0) return;
-    const std::vector<float> y =
-        multiply(gemm_input(args.residual, args.head.dtype, args.row, args.rows, args.head.cols), args.head);
+    const std::vector<float> y = multiply(gemm_input(args.residual, args.head, args.row, args.rows), args.head);
     std::copy(y.begin(), y.end(), args.logits);
   }
 };

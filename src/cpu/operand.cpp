@@ -65,7 +65,9 @@ GemmInput gemm_input(const Operand& operand, int64_t rows, int64_t cols) {
   return input;
 }
 
-GemmInput gemm_input(const Residual& residual, Dtype weight, const int64_t* row, int64_t rows, int64_t width) {
+GemmInput gemm_input(const Residual& residual, const Weight& w, const int64_t* row, int64_t rows) {
+  const int64_t width = w.cols;
+  const Dtype weight = w.dtype;
   GemmInput input{std::vector<float>(rows * width), std::vector<float>(rows, 1.0f)};
   parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -84,7 +86,7 @@ GemmInput gemm_input(const Residual& residual, Dtype weight, const int64_t* row,
         continue;
       }
       for (int64_t k = 0; k < width; ++k) {
-        const float normalised = values[k] * rstd;
+        const float normalised = w.input_scale ? values[k] * rstd * w.input_scale[k] : values[k] * rstd;
         values[k] = weight == Dtype::f32    ? normalised
                     : weight == Dtype::bf16 ? to_f32(to_bf16(normalised))
                                             : to_f32(to_half_saturated(normalised));

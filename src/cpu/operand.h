@@ -16,10 +16,10 @@ struct GemmInput {
 /// Operand elements without their scales, and the scales as row factors.
 GemmInput gemm_input(const Operand& operand, int64_t rows, int64_t cols);
 
-/// The normalised residual for a weight of type `weight`. Where the stored row is an operand itself (bf16 against bf16
-/// weights, the e4m3 copy against e4m3 weights) the result is multiplied by 1 / rms; otherwise the row is normalised
-/// first and then rounded to the operand's type. `row` picks residual rows, null: 0 .. rows - 1.
-GemmInput gemm_input(const Residual& residual, Dtype weight, const int64_t* row, int64_t rows, int64_t width);
+/// The normalised residual for `weight`, times its input scale if it has one. Where the stored row is an operand itself
+/// (bf16 against bf16 weights, the e4m3 copy against e4m3 weights) the result is multiplied by 1 / rms; otherwise the
+/// row is normalised first and then rounded to the operand's type. `row` picks residual rows, null: 0 .. rows - 1.
+GemmInput gemm_input(const Residual& residual, const Weight& weight, const int64_t* row, int64_t rows);
 
 /// Rounds one row into the operand, counting what saturates. Rows may be written by several threads at once.
 void store_operand_row(const Operand& operand, int64_t t, const float* values, int64_t cols);

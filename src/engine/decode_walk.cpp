@@ -106,7 +106,7 @@ void DecodeWalk::store_residual(int64_t first_row, int64_t rows) {
   backend_.download(sum_squares_.data() + first_row, sum_squares_chunk_.as<void>(), rows * sizeof(float));
 }
 
-/// As docs/NUMERICS.md says of decode with INT4 weights: FP16 of x / rms.
+/// As docs/NUMERICS.md says of decode with INT4 weights, FP16 of x / rms; the input scale is yet to be chosen.
 void DecodeWalk::normalise(int64_t row, float* out) const {
   const int64_t D = config_.width;
   const double mean = double{sum_squares_[row]} / static_cast<double>(D);
@@ -131,7 +131,10 @@ void DecodeWalk::see_normalised(const See& see) const {
 std::vector<float> DecodeWalk::mean_key(const HostWeight& qkv) const {
   const int64_t D = config_.width, E = config_.head_dim, width = config_.kv_heads * E, half = E / 2;
   std::vector<float> weight(width * D);
-  for (int64_t n = 0; n < width; ++n) decode_weight_row(qkv, config_.heads * E + n, weight.data() + n * D);
+  for (int64_t n = 0; n < width; ++n) {
+    decode_weight_row(qkv, config_.heads * E + n, weight.data() + n * D);
+    for (int64_t k = 0; k < D && !qkv.input_scale.empty(); ++k) weight[n * D + k] *= qkv.input_scale[k];
+  }
   std::vector<double> key(length_ * width);  // summed over the sequences
   parallel_for(length_, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> row(D);

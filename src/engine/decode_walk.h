@@ -12,7 +12,7 @@ namespace fut {
 
 class DecodeWalk {
  public:
-  /// x (rows, K): inputs of the next product, rounded as decode rounds them for INT4 weights.
+  /// x (rows, K): inputs of the next product, rounded as decode rounds them for INT4 weights without input scales.
   using See = std::function<void(const float* x, int64_t rows)>;
 
   /// Pieces of equal length, each a sequence of its own; `embedding` (V, D). The cache is INT4, as decode has it unless

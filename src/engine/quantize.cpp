@@ -135,14 +135,14 @@ class FolderWriter {
     declare();
   }
 
-  void write_norms(int64_t l) {
-    const std::vector<float> ones(config_.width, 1.0f);
-    write_bf16(layer_name(l, "input_layernorm.weight"), ones);
-    write_bf16(layer_name(l, "post_attention_layernorm.weight"), ones);
-  }
-
-  /// The codes of one of the layer's stacked products, under their projections' names.
+  /// The codes of one of the layer's stacked products, under their projections' names, and the norm in front of it,
+  /// which multiplies by the input scale.
   void write_product(int64_t l, int product, const HostWeight& codes) {
+    if (product == 0 || product == 2) {
+      const std::vector<float> ones(config_.width, 1.0f);
+      const char* norm = product == 0 ? "input_layernorm.weight" : "post_attention_layernorm.weight";
+      write_bf16(layer_name(l, norm), codes.input_scale.empty() ? ones : codes.input_scale);
+    }
     for (const Projection& p : projections(config_, l, product)) {
       const auto write = [&](const char* suffix, const auto& values, int64_t per_row) {
         const auto bytes = static_cast<int64_t>(sizeof(values[0]));
@@ -228,7 +228,9 @@ class LayerQuantiser {
         options_.quantiser->start_product(projections(config_, l, product)[0].cols);
         step(product, codes);
       }
-      codes = quantise(l, product, product_weight(tensors, product));
+      const std::vector<float> scale = input_scale(product, tensors);
+      codes = quantise(l, product, divide_columns(product_weight(tensors, product), scale));
+      codes.input_scale = scale;
       write(product, codes);
     }
     if (walk_ && l + 1 < config_.layers) walk_->down(codes);
@@ -251,6 +253,18 @@ class LayerQuantiser {
       case 2: return walk_->o_proj(before, see);
       default: return walk_->gate_up(before, see);
     }
+  }
+
+  /// Only qkv and gate_up have inputs that something multiplies anyway: the norm.
+  std::vector<float> input_scale(int product, const LayerTensors& tensors) {
+    if (product != 0 && product != 2) return {};
+    const std::vector<float>& w = product_weight(tensors, product);
+    const std::vector<float> wanted =
+        options_.quantiser->input_scale(w.data(), static_cast<int64_t>(w.size()) / config_.width, config_.width,
+                                        options_.group, product == 0 ? tensors.qkv_gain : tensors.gate_up_gain);
+    const std::vector<float> scale = usable_input_scale(wanted);
+    options_.quantiser->scale_inputs(scale);
+    return scale;
   }
 
   HostWeight quantise(int64_t l, int product, const std::vector<float>& w) {
@@ -323,8 +337,6 @@ QuantizeReport quantize_model(const std::string& source_path, const std::string&
   if (walks) quantiser.walk_over(calibration_pieces(source, calibrate_options), embedding);
   for (int64_t l = 0; l < c.layers; ++l) {
     const LayerTensors tensors = read_layer(*source.decode, c, l, rotation);
-    decode.write_norms(l);
-    prefill.write_norms(l);
     quantiser.layer(l, tensors, [&](int product, const HostWeight& codes) { decode.write_product(l, product, codes); });
     for (int product = 0; product < kProducts; ++product) {
       HostWeight codes;

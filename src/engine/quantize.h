@@ -4,8 +4,9 @@
 //   OUT/prefill/   FP8, compressed-tensors `float-quantized`, one scale an output channel: likewise
 //   OUT/           tokenizer, futransformer.json (rotations, key means, activation amax, source)
 //
-// Norm gains are folded into the weights behind them (so the layers' norms are ones), values are rotated head by head,
-// and, on request, the residual stream is rotated; all of it leaves the model's function as it was.
+// FP8 weights have the norm gains in front of them folded in (so those norms are ones); INT4 weights have what their
+// input scale leaves of it, and the norms are the input scales. Values are rotated head by head, and, on request, the
+// residual stream is; all of it leaves the model's function as it was.
 #pragma once
 
 #include <cstdint>

@@ -23,6 +23,9 @@ struct HostWeight {
   std::vector<uint8_t> data;
   std::vector<float> scale;       ///< e4m3: (N)
   std::vector<Half> group_scale;  ///< int4: (N, ceil(K / G))
+  /// int4: (K) or empty. The product is of W diag(input_scale): what a column of the weight is too small or too large
+  /// to say in its group is said by its input, which is multiplied before it is rounded.
+  std::vector<float> input_scale;
 
   int64_t row_bytes() const { return dtype == Dtype::int4 ? (cols + 7) / 8 * 4 : cols * bits_per_element(dtype) / 8; }
   int64_t groups() const { return group ? (cols + group - 1) / group : 0; }

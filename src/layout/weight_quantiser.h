@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "layout/host_weight.h"
 
@@ -26,6 +27,16 @@ class WeightQuantiser {
   virtual void start_product(int64_t cols) { (void)cols; }
   /// x (rows, K): inputs of the product, in any number of calls, all before the first quantise().
   virtual void add_inputs(const float* x, int64_t rows) { (void)x, (void)rows; }
+
+  /// The input scale (HostWeight) that suits w (N, K) best, before quantise() is given what it leaves of the rows of w.
+  /// `folded` (K): what of each column came from the norm's gain.
+  virtual std::vector<float> input_scale(const float* w, int64_t rows, int64_t cols, int group,
+                                         const std::vector<float>& folded) {
+    (void)w, (void)rows, (void)cols, (void)group;
+    return folded;
+  }
+  /// The scale that was taken in the end: the inputs seen are to be thought multiplied by it.
+  virtual void scale_inputs(const std::vector<float>& scale) { (void)scale; }
 
   /// w (N, K) f32 -> codes and scales with groups of `group` along K. `name` is for messages.
   virtual QuantisedMatrix quantise(const float* w, int64_t rows, int64_t cols, int group, const std::string& name) = 0;

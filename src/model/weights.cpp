@@ -144,33 +144,56 @@ struct HostLayer {
   HostWeight qkv, o, gate_up, down;
 };
 
-/// From floats, or, without `tensors`, from the codes that the checkpoint stores.
-HostLayer encode_layer(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t l, Dtype dtype, int group,
-                       const LayerTensors* tensors) {
-  const std::string o = layer_name(l, "self_attn.o_proj"), down = layer_name(l, "mlp.down_proj");
-  if (!tensors) {
-    const StoredCodes codes(checkpoint, dtype);
-    return {codes.read(qkv_names(l)), codes.read({o}), codes.read(gate_up_names(l)), codes.read({down})};
-  }
-  const int64_t E = config.head_dim, qkv_rows = (config.heads + 2 * config.kv_heads) * E;
-  const auto encode = [&](const std::vector<float>& w, int64_t rows, int64_t cols, const std::string& name) {
-    return encode_weight(dtype, group, w.data(), rows, cols, name);
-  };
-  return {encode(tensors->qkv, qkv_rows, config.width, layer_name(l, "self_attn.qkv_proj")),
-          encode(tensors->o, config.width, config.heads * E, o),
-          encode(tensors->gate_up, 2 * config.feed_forward, config.width, layer_name(l, "mlp.gate_up_proj")),
-          encode(tensors->down, config.width, config.feed_forward, down)};
+/// Gains of the norm in front of a stored INT4 weight: its input scale. Empty: all ones.
+std::vector<float> stored_input_scale(const Checkpoint& checkpoint, int64_t l, const char* norm) {
+  std::vector<float> scale = checkpoint.read_f32(layer_name(l, norm));
+  const bool ones = std::all_of(scale.begin(), scale.end(), [](float c) { return c == 1.0f; });
+  return ones ? std::vector<float>{} : scale;
 }
 
-/// Euclidean norm of every row of a weight: (N).
+/// From the codes that the checkpoint stores.
+HostLayer stored_layer(const Checkpoint& checkpoint, int64_t l, Dtype dtype) {
+  const StoredCodes codes(checkpoint, dtype);
+  HostLayer out{codes.read(qkv_names(l)), codes.read({layer_name(l, "self_attn.o_proj")}), codes.read(gate_up_names(l)),
+                codes.read({layer_name(l, "mlp.down_proj")})};
+  if (dtype == Dtype::int4) {
+    out.qkv.input_scale = stored_input_scale(checkpoint, l, "input_layernorm");
+    out.gate_up.input_scale = stored_input_scale(checkpoint, l, "post_attention_layernorm");
+  }
+  return out;
+}
+
+/// From floats. With `scale_inputs` the gains stay out of INT4 weights, whose groups have no room for them.
+HostLayer encode_layer(const LayerTensors& tensors, const LlamaConfig& config, int64_t l, const WeightOptions& options,
+                       Dtype dtype, bool scale_inputs) {
+  const int64_t E = config.head_dim, qkv_rows = (config.heads + 2 * config.kv_heads) * E;
+  const auto encode = [&](const std::vector<float>& w, int64_t rows, int64_t cols, const char* name) {
+    return encode_weight(dtype, options.group, w.data(), rows, cols, layer_name(l, name));
+  };
+  const auto encode_scaled = [&](const std::vector<float>& w, int64_t rows, const std::vector<float>& gain,
+                                 const char* name) {
+    if (dtype != Dtype::int4 || !scale_inputs) return encode(w, rows, config.width, name);
+    const std::vector<float> scale = usable_input_scale(gain);
+    HostWeight out = encode(divide_columns(w, scale), rows, config.width, name);
+    out.input_scale = scale;
+    return out;
+  };
+  return {encode_scaled(tensors.qkv, qkv_rows, tensors.qkv_gain, "self_attn.qkv_proj"),
+          encode(tensors.o, config.width, config.heads * E, "self_attn.o_proj"),
+          encode_scaled(tensors.gate_up, 2 * config.feed_forward, tensors.gate_up_gain, "mlp.gate_up_proj"),
+          encode(tensors.down, config.width, config.feed_forward, "mlp.down_proj")};
+}
+
+/// Euclidean norm of every row of a weight with its input scale: (N).
 std::vector<float> row_norms(const HostWeight& weight) {
   std::vector<float> norms(weight.rows);
   parallel_for(weight.rows, 16, [&](int64_t begin, int64_t end) {
     std::vector<float> row(weight.cols);
     for (int64_t n = begin; n < end; ++n) {
       decode_weight_row(weight, n, row.data());
+      const std::vector<float>& c = weight.input_scale;
       double sum = 0;
-      for (float w : row) sum += double{w} * w;
+      for (int64_t k = 0; k < weight.cols; ++k) sum += std::pow(double{row[k]} * (c.empty() ? 1.0f : c[k]), 2);
       norms[n] = static_cast<float>(std::sqrt(sum));
     }
   });
@@ -211,20 +234,43 @@ bool stored_as(const Checkpoint& checkpoint, Dtype dtype, int64_t layers) {
   return true;
 }
 
-/// Codes are used as they are only where no gain waits to be folded into them.
+/// FP8 codes are used as they are only where no gain waits to be folded into them.
 void check_gains_are_ones(const Checkpoint& checkpoint, int64_t layers) {
   for (int64_t l = 0; l < layers; ++l) {
     for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) {
       const std::string name = layer_name(l, norm);
       for (float gain : checkpoint.read_f32(name)) {
         FUT_CHECK(gain == 1.0f, checkpoint.path(), ": tensor ", name, " holds ", gain,
-                  "; quantised weights are supported only with norm gains folded in (all ones)");
+                  "; FP8 weights are supported only with norm gains folded in (all ones)");
       }
     }
   }
 }
 
 }  // namespace
+
+std::vector<float> usable_input_scale(std::vector<float> wanted) {
+  const float reach =
+      0.99f * kHalfMax / std::sqrt(static_cast<float>(wanted.size()));  // a row of rms 1 reaches sqrt(K)
+  float largest = 0.0f;
+  for (float c : wanted) largest = std::max(largest, std::fabs(c));
+  const float fit = largest > reach ? reach / largest : 1.0f;
+  bool ones = true;
+  for (float& c : wanted) {
+    c = to_f32(to_bf16(c * fit));
+    if (std::fabs(c) < 1e-6f) c = 1.0f;  // FP16 would lose the input, and the weight is next to nothing
+    ones = ones && c == 1.0f;
+  }
+  return ones ? std::vector<float>{} : wanted;
+}
+
+std::vector<float> divide_columns(std::vector<float> w, const std::vector<float>& input_scale) {
+  if (input_scale.empty()) return w;
+  std::vector<float> inverse;
+  for (float c : input_scale) inverse.push_back(1.0f / c);
+  fold_gain(w, inverse);
+  return w;
+}
 
 // Bounds by Cauchy and Schwarz: a normalised row has norm sqrt(D), so |row n of W times it| <= sqrt(D) |W_n|.
 
@@ -281,8 +327,10 @@ LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int6
   out.gate_up = read_stacked(checkpoint, gate_up_names(l));
   out.o = checkpoint.read_f32(layer_name(l, "self_attn.o_proj"));
   out.down = checkpoint.read_f32(layer_name(l, "mlp.down_proj"));
-  fold_gain(out.qkv, checkpoint.read_f32(layer_name(l, "input_layernorm")));
-  fold_gain(out.gate_up, checkpoint.read_f32(layer_name(l, "post_attention_layernorm")));
+  out.qkv_gain = checkpoint.read_f32(layer_name(l, "input_layernorm"));
+  out.gate_up_gain = checkpoint.read_f32(layer_name(l, "post_attention_layernorm"));
+  fold_gain(out.qkv, out.qkv_gain);
+  fold_gain(out.gate_up, out.gate_up_gain);
   const int64_t E = c.head_dim, H = c.heads, J = c.kv_heads;
   if (rotation.value) {
     hadamard_rotate_rows(out.qkv.data() + (H + J) * E * c.width, J * E, c.width, E);
@@ -293,6 +341,8 @@ LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int6
     hadamard_rotate_columns(out.gate_up.data(), 2 * c.feed_forward, c.width, c.width);
     hadamard_rotate_rows(out.o.data(), c.width, H * E, c.width);
     hadamard_rotate_rows(out.down.data(), c.width, c.feed_forward, c.width);
+    out.qkv_gain.assign(c.width, 1.0f);
+    out.gate_up_gain.assign(c.width, 1.0f);
   }
   return out;
 }
@@ -318,11 +368,12 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
   const bool prefill_stored = stored_as(for_prefill, options.prefill, c.layers);
   const bool decode_stored = stored_as(for_decode, options.decode, c.layers);
   if (prefill_stored) check_gains_are_ones(for_prefill, c.layers);
-  if (decode_stored) check_gains_are_ones(for_decode, c.layers);
+  if (decode_stored && options.decode != Dtype::int4) check_gains_are_ones(for_decode, c.layers);
   // Values of both phases meet in one cache, so both must be rotated, or neither.
   const OfflineRotation rotation{options.rotate_values && !source.quantised() && !prefill_stored && !decode_stored,
                                  false};
   const bool shared = options.prefill == options.decode && !source.quantised();
+  const bool scale_inputs = backend.takes_input_scale();
 
   ModelWeights out;
   for (int64_t l = 0; l < c.layers; ++l) {
@@ -330,8 +381,11 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
     LayerTensors tensors;
     const bool same_tensors = !source.quantised() && !prefill_stored && !decode_stored;
     if (!decode_stored) tensors = read_layer(for_decode, c, l, rotation);
-    const HostLayer decode =
-        encode_layer(for_decode, c, l, options.decode, options.group, decode_stored ? nullptr : &tensors);
+    const HostLayer decode = decode_stored ? stored_layer(for_decode, l, options.decode)
+                                           : encode_layer(tensors, c, l, options, options.decode, scale_inputs);
+    FUT_CHECK(scale_inputs || (decode.qkv.input_scale.empty() && decode.gate_up.input_scale.empty()), for_decode.path(),
+              ": its INT4 weights have input scales (norm weights other than 1), which backend ", backend.name(),
+              " does not know; --backend cpu does");
     out.constants.push_back(attention_constants(decode.qkv, c));
     out.constants.back().swiglu_guard = swiglu_guard(decode.gate_up, c);
     if (shared) {
@@ -340,8 +394,9 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
     }
     out.decode.push_back(place_layer(backend, decode));
     if (!prefill_stored && !same_tensors) tensors = read_layer(for_prefill, c, l, rotation);
-    out.prefill.push_back(place_layer(
-        backend, encode_layer(for_prefill, c, l, options.prefill, options.group, prefill_stored ? nullptr : &tensors)));
+    out.prefill.push_back(place_layer(backend, prefill_stored
+                                                   ? stored_layer(for_prefill, l, options.prefill)
+                                                   : encode_layer(tensors, c, l, options, options.prefill, false)));
   }
   const bool f32 = options.prefill == Dtype::f32 || options.decode == Dtype::f32;
   const Dtype table = f32 ? Dtype::f32 : Dtype::bf16;

@@ -64,10 +64,19 @@ struct ModelWeights {
 /// no more than one layer is held in FP32.
 ModelWeights load_weights(Backend& backend, const ModelSource& source, const WeightOptions& options);
 
-/// One layer in FP32 with the norms' gains folded, as quantisers want it: rows of qkv, o, gate_up, down.
+/// One layer in FP32 with the norms' gains folded: rows of qkv, o, gate_up, down.
 struct LayerTensors {
   std::vector<float> qkv, o, gate_up, down;
+  std::vector<float> qkv_gain,
+      gate_up_gain;  ///< (D) what was folded into each column; ones where a rotation mixed them
 };
+
+/// An input scale (HostWeight) near `wanted` (K): the nearest BF16, as norm.weight stores it, 1 where there is no
+/// dividing by it, and no larger than FP16 operands of rms 1 can take. Empty: all ones.
+std::vector<float> usable_input_scale(std::vector<float> wanted);
+
+/// w (N, K) -> w diag(1 / input_scale): what is left to the weight. An empty scale changes nothing.
+std::vector<float> divide_columns(std::vector<float> w, const std::vector<float>& input_scale);
 
 /// How a checkpoint's weights are turned offline; both leave the function of the model as it is.
 struct OfflineRotation {

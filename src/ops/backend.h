@@ -37,7 +37,7 @@ class Buffer {
 /// A weight together with the memory it lives in.
 struct PlacedWeight {
   Weight weight;
-  Buffer storage, scale_storage;
+  Buffer storage, scale_storage, input_scale_storage = {};
 };
 
 class Backend {
@@ -54,6 +54,9 @@ class Backend {
 
   /// Brings a weight into the order in which this backend's GEMMs read it.
   virtual PlacedWeight place(const HostWeight& weight) = 0;
+
+  /// Whether its products heed Weight::input_scale; where they do not, no weight with one is placed.
+  virtual bool takes_input_scale() const { return false; }
 
   virtual void embed(const EmbedArgs& args) = 0;
 

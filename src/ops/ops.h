@@ -13,7 +13,7 @@
 // better. Which type that is follows from the weight:
 //   weight   prefill operand                                  decode operand
 //   e4m3     e4m3 codes with a scale a row or a tensor         FP16
-//   int4     -                                                FP16
+//   int4     -                                                FP16, times the weight's input scale if it has one
 //   bf16     bf16                                             bf16
 //   f32      f32                                              f32
 // docs/NUMERICS.md lists every rounding point.
@@ -36,6 +36,9 @@ struct Weight {
   const void* data = nullptr;
   const float* scale = nullptr;  ///< e4m3: (N)
   int64_t bytes = 0;             ///< all of it, scales included
+  /// int4: (K) or null: the normalised row is multiplied by it before it is rounded, fp16((x * rstd) * input_scale).
+  /// Only where the operand is the residual: qkv, gate_up.
+  const float* input_scale = nullptr;
 };
 
 /// A GEMM operand (T, K) that an earlier op left: true value = element * scale (* row_scale[t], if there is one).

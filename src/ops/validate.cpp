@@ -13,6 +13,13 @@ void check_weight(const char* op, const char* name, const Weight& w, int64_t row
   FUT_CHECK(w.dtype != Dtype::e4m3 || w.scale, op, ": ", name, " is e4m3 and has no scales");
   FUT_CHECK(w.dtype != Dtype::int4 || int4_group_size_ok(w.group), op, ": ", name, " has INT4 group size ", w.group,
             ", expected 32, 64 or 128");
+  FUT_CHECK(w.dtype == Dtype::int4 || !w.input_scale, op, ": ", name, " is ", name_of(w.dtype),
+            " and has an input scale, which is for int4");
+}
+
+/// Operands that an operation before rounded already.
+void check_no_input_scale(const char* op, const char* name, const Weight& w) {
+  FUT_CHECK(!w.input_scale, op, ": ", name, " has an input scale, its operand is no normalised row");
 }
 
 void check_residual(const char* op, const Residual& r) {
@@ -131,6 +138,7 @@ void validate_residual_gemm(const ResidualGemmArgs& args, const char* op) {
   check_residual(op, args.residual);
   check_operand(op, "a", args.a);
   check_weight(op, "weight", args.weight, args.weight.rows, args.weight.cols);
+  check_no_input_scale(op, "weight", args.weight);
   check_pair(op, args.weight, args.a.dtype);
 }
 
@@ -172,6 +180,8 @@ void validate(const DecodeStepArgs& args) {
     check_weight(op, "o", layer.o, D, args.heads * E);
     check_weight(op, "gate_up", layer.gate_up, 2 * F, D);
     check_weight(op, "down", layer.down, D, F);
+    check_no_input_scale(op, "o", layer.o);
+    check_no_input_scale(op, "down", layer.down);
     FUT_CHECK(layer.attention_guard > 0.0f && layer.swiglu_guard > 0.0f, op, ": layer ", l, " has guards ",
               layer.attention_guard, " and ", layer.swiglu_guard);
   }

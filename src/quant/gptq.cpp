@@ -53,12 +53,11 @@ struct Inputs {
   int64_t panel_start(int64_t p) const { return (p * n - kPanel * (p * (p - 1) / 2)) * kPanel; }
 };
 
-Inputs prepare(Hessian& sums, double damping) {
+/// `h` (n, n): mean of the outer products of inputs of `cols` elements, zeros behind.
+Inputs prepare(const std::vector<double>& h, int64_t n, int64_t cols, double damping) {
   Inputs in;
-  in.cols = sums.cols();
-  in.n = sums.padded();
-  const std::vector<double> h = sums.take();
-  const int64_t n = in.n;
+  in.cols = cols;
+  in.n = n;
   in.column.resize(n);
   std::iota(in.column.begin(), in.column.end(), 0);
   std::stable_sort(in.column.begin(), in.column.end(),
@@ -305,15 +304,18 @@ class Gptq final : public WeightQuantiser {
   bool wants_inputs() const override { return true; }
   void start_product(int64_t cols) override {
     prepared_ = false;
+    hessian_.clear();
+    scale_.clear();
     sums_.emplace(cols);
   }
   void add_inputs(const float* x, int64_t rows) override { sums_->add(x, rows); }
 
+  void scale_inputs(const std::vector<float>& scale) override { scale_ = scale; }
+
   QuantisedMatrix quantise(const float* w, int64_t rows, int64_t cols, int group, const std::string& name) override {
     FUT_CHECK(sums_ && sums_->cols() == cols, name, ": has ", cols, " columns, the inputs seen have ",
               sums_ ? sums_->cols() : 0);
-    if (!prepared_) inputs_ = prepare(*sums_, options_.damping);
-    prepared_ = true;
+    if (!prepared_) prepare_inputs();
     QuantisedMatrix out;
     out.weight = encode_weight(Dtype::int4, group, w, rows, cols, name);
     if (!inputs_.usable) {
@@ -353,8 +355,25 @@ class Gptq final : public WeightQuantiser {
   }
 
  private:
+  const std::vector<double>& hessian() {
+    if (hessian_.empty()) hessian_ = sums_->take();
+    return hessian_;
+  }
+
+  void prepare_inputs() {
+    std::vector<double> h = hessian();
+    const int64_t n = sums_->padded();
+    for (size_t i = 0; i < scale_.size(); ++i) {
+      for (size_t j = 0; j < scale_.size(); ++j) h[i * n + j] *= double{scale_[i]} * scale_[j];
+    }
+    inputs_ = prepare(h, n, sums_->cols(), options_.damping);
+    prepared_ = true;
+  }
+
   QuantiserOptions options_;
   std::optional<Hessian> sums_;
+  std::vector<double> hessian_;
+  std::vector<float> scale_;  // of the inputs, empty: ones
   bool prepared_ = false;
   Inputs inputs_;
 };
