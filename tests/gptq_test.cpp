@@ -17,6 +17,7 @@
 #include "engine/quantize.h"
 #include "futransformer/engine.h"
 #include "model/weights.h"
+#include "quant/balance.h"
 #include "quant/hessian.h"
 #include "quant/panel_product.h"
 #include "quant/quantisers.h"
@@ -408,6 +409,59 @@ TEST(InputScaleTest, TheProductMultipliesIt) {
   expect_refused([&] { backend->lm_head(head); }, {"lm_head", "input scale"});
   Operand a = args.out;
   expect_refused([&] { backend->down_residual({args.residual, a, misplaced, kRows}); }, {"input scale"});
+}
+
+TEST(BalanceTest, IsTheOptimumWhereItIsKnown) {
+  // All rows alike: |w| = a in a column, so b^6 = importance / a^4 up to a factor.
+  constexpr int64_t kRows = 7, kCols = 64;
+  std::vector<float> a(kCols), importance(kCols), w(kRows * kCols);
+  for (int64_t k = 0; k < kCols; ++k) {
+    a[k] = 0.1f * static_cast<float>(1 + k % 5);
+    importance[k] = std::pow(1.7f, static_cast<float>(k % 7));
+    for (int64_t n = 0; n < kRows; ++n) w[n * kCols + k] = (n + k) % 3 ? a[k] : -a[k];
+  }
+  const std::vector<float> c = balance_columns(w.data(), kRows, kCols, 64, importance);
+  const auto expected = [&](int64_t k) { return std::pow(std::pow(a[k], 4) / importance[k], 1.0 / 6); };
+  for (int64_t k = 1; k < kCols; ++k) EXPECT_NEAR(c[k] / c[0], expected(k) / expected(0), 1e-3) << k;
+  double mean = 0;
+  for (int64_t k = 0; k < kCols; ++k) mean += importance[k] * c[k] * c[k] / kCols;
+  EXPECT_NEAR(mean, 1, 1e-4);
+}
+
+TEST(BalanceTest, NothingToBalanceGivesOnes) {
+  const std::vector<float> w = normal_values(8 * 96, 41), nothing(96), ones(96, 1.0f);
+  EXPECT_EQ(balance_columns(w.data(), 8, 96, 32, nothing), ones);
+  std::vector<float> some(96, 0.0f);
+  some[3] = 5;
+  for (float c : balance_columns(w.data(), 8, 96, 32, some)) EXPECT_TRUE(c > 0 && std::isfinite(c));
+  for (float c : balance_columns(nothing.data(), 1, 96, 64, some)) EXPECT_TRUE(c > 0 && std::isfinite(c));
+  some[3] = std::numeric_limits<float>::quiet_NaN();
+  for (float c : balance_columns(w.data(), 8, 96, 32, some)) EXPECT_TRUE(c > 0 && std::isfinite(c));
+}
+
+TEST(BalanceTest, HugeInputsOfTinyWeightsAreHeard) {
+  constexpr Shape kShape{64, 128, 64};
+  std::vector<float> x = correlated_inputs(600, kShape.cols, 42);
+  std::vector<float> w = normal_values(kShape.rows * kShape.cols, 43, 0.05f);
+  for (int64_t k = 3; k < kShape.cols; k += 29) {
+    for (int64_t n = 0; n < kShape.rows; ++n) w[n * kShape.cols + k] *= 0.05f;
+  }
+  const auto method = find_quantiser("gptq").make({});
+  method->start_product(kShape.cols);
+  method->add_inputs(x.data(), 600);
+  const std::vector<float> ones(kShape.cols, 1.0f);
+  const std::vector<float> c =
+      usable_input_scale(method->input_scale(w.data(), kShape.rows, kShape.cols, kShape.group, ones));
+  method->scale_inputs(c);
+  const std::vector<float> left = divide_columns(w, c);
+  const QuantisedMatrix q = method->quantise(left.data(), kShape.rows, kShape.cols, kShape.group, "w");
+  const QuantisedMatrix plain = gptq(w, kShape, x);
+  EXPECT_LT(q.loss, 0.7 * plain.loss);
+  // The loss it reports is that of the scaled inputs.
+  std::vector<float> scaled = x;
+  for (size_t i = 0; i < x.size(); ++i) scaled[i] *= c[i % kShape.cols];
+  const double energy = output_error(left, rtn(std::vector<float>(w.size()), kShape), scaled);
+  EXPECT_NEAR(q.loss, output_error(left, q.weight, scaled) / energy, 0.01 * q.loss);
 }
 
 // ---- whole models

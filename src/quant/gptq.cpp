@@ -14,6 +14,9 @@
 // SCALES are chosen before the codes, by squared error weighted with the diagonal, over both signs and clips, as FP16
 // (encode_int4_group).
 //
+// INPUT SCALES where a norm in front can multiply them (balance.h), weighted with the pivots L_kk^2: that is what a
+// column's rounding costs here. H becomes C H C.
+//
 // SWEEPS. Behind the first pass come passes of coordinate descent on the same error (idea: QuantEase, Behdin et al.
 // 2023): every code in turn to the level nearest to its optimum given all others, then every scale to its least-squares
 // value given its codes, rounded to FP16 and kept if that helps. The error falls with each step.
@@ -28,6 +31,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "layout/int4_fragment.h"
+#include "quant/balance.h"
 #include "quant/hessian.h"
 #include "quant/panel_product.h"
 #include "quant/quantisers.h"
@@ -44,6 +48,7 @@ struct Inputs {
   double damping = 0;           ///< as it was needed
   float added = 0;              ///< to the diagonal
   std::vector<float> diagonal;  // (n) of H, damped
+  std::vector<float> pivot;     // (n) L_kk^2 of a column: what its rounding costs when those behind it make up for it
   std::vector<float> hessian;   // panels (n, 32) of H, damped, columns in their own order
   std::vector<int64_t> column;  // (n) which one is at a position; the last position is rounded first
   std::vector<float> factor;    // panels of L_jk / L_kk by position, each from its first row on: see panel_start
@@ -76,6 +81,9 @@ Inputs prepare(const std::vector<double>& h, int64_t n, int64_t cols, double dam
   in.hessian.resize(n * n);
   in.factor.resize(in.panel_start(n / kPanel));
   in.diagonal.resize(n);
+  in.pivot.resize(n);
+  for (int64_t i = 0; i < n; ++i)
+    in.pivot[in.column[i]] = static_cast<float>(factor.lower[i * n + i] * factor.lower[i * n + i]);
   parallel_for(n / kPanel, 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       for (int64_t j = 0; j < n; ++j) {
@@ -310,6 +318,11 @@ class Gptq final : public WeightQuantiser {
   }
   void add_inputs(const float* x, int64_t rows) override { sums_->add(x, rows); }
 
+  std::vector<float> input_scale(const float* w, int64_t rows, int64_t cols, int group,
+                                 const std::vector<float>& folded) override {
+    const Inputs in = prepare(hessian(), sums_->padded(), cols, options_.damping);
+    return in.usable ? balance_columns(w, rows, cols, group, in.pivot) : folded;
+  }
   void scale_inputs(const std::vector<float>& scale) override { scale_ = scale; }
 
   QuantisedMatrix quantise(const float* w, int64_t rows, int64_t cols, int group, const std::string& name) override {
