@@ -1,4 +1,6 @@
 // Picks the attention kernel for a cache (attention.cuh).
+#include <algorithm>
+
 #include "cuda/attention.cuh"
 
 namespace fut::cuda {
@@ -15,10 +17,11 @@ int attention_splits(int kv_heads) {
   return splits > 1 ? splits : 1;
 }
 
-int attention_splits_a_block(int rows, int kv_heads, int splits) {
-  int take = 1;
-  while (take < splits && int64_t{rows} * kv_heads * splits / (2 * take) >= int64_t{3} * multiprocessors()) take *= 2;
-  return take;
+int attention_splits_a_block(int rows, int kv_heads, int splits, int64_t position) {
+  constexpr int kBlocksAnSm = 2;
+  const int pieces = AttentionCut(static_cast<int>(position / kKvPageTokens), splits).pieces;
+  const int blocks = std::max<int64_t>(1, int64_t{kBlocksAnSm} * multiprocessors() / (int64_t{rows} * kv_heads));
+  return (pieces + blocks - 1) / blocks;
 }
 
 size_t attention_partial_bytes(int rows, int heads, int head_dim, int splits) {

@@ -3,18 +3,20 @@
 // LAYOUT     kv_page.h. Keys are operand A (16 tokens x 16 channels), the group's query heads are n = 8 (two column
 // tiles
 //            beyond 8 heads); O^T = V^T P^T likewise, with P turned by movmatrix.
-// SCHEDULE   A split is (row, KV head, s): pages [s C, (s + 1) C) of the row, C = ceil(pages / splits). A block takes
-// one
-//            or, in large batches, several splits of a row and head one after another. Items
-//            go through a ring: INT4 pages by one bulk copy each, or tiles of 16 tokens row by row (BF16, E4M3, and an
-//            INT4 sequence's sinks and own page). Four warps take halves of pages, or tiles, in turn, and fetch in
-//            turn. The last block of a row and KV head to arrive merges the splits, in their order.
+// SCHEDULE   A split is (row, KV head, s): an even share of the row's pages (AttentionPiece). A block takes one or, in
+//            large batches, several splits of a row and head one after another. Its eight warps work in pairs: every
+//            fourth item is a pair's own, fetched by its warps in turn into two slots of their own, and each warp
+//            takes half of a page. Items are INT4 pages by one bulk copy each, or tiles of 16 tokens row by row
+//            (BF16, E4M3, and an INT4 sequence's sinks and own page). The last block of a row and KV head to arrive
+//            merges the splits, in their order.
 // NUMERICS   Scores and sums FP32. INT4: scales of keys multiply accumulators; scales of values multiply P, rounded to
 //            FP16 after that, P times 2^15 (so that 2^-9 of a scale and 2^-14 of a weight stay normal numbers). BF16: P
 //            is split into two BF16. Unwritten slots never reach a sum: their scores are replaced, their values zeroed.
 // ROOFLINE   Page bytes over the read rate: 136 bytes a token and KV head at INT4, E = 128; docs/PERF.md.
 // REFERENCE  Keys as operand A, split over pages: DESIGN section 6.
 #pragma once
+
+#include <climits>
 
 #include "cuda/attention.h"
 #include "cuda/attention_warp.cuh"
@@ -29,24 +31,31 @@ class AttentionBlock {
 
   __device__ AttentionBlock(const AttentionLaunch& args, uint8_t* memory, uint64_t* full, uint64_t* empty,
                             float* starts)
-      : args_(args), warp_(threadIdx.x >> 5), lane_(threadIdx.x & 31), memory_(memory), starts_(starts) {
+      : args_(args),
+        warp_(threadIdx.x >> 5),
+        lane_(threadIdx.x & 31),
+        pair_(warp_ >> 1),
+        memory_(memory),
+        starts_(starts) {
     const int blocks = (args.splits + args.splits_a_block - 1) / args.splits_a_block, J = args.cache.kv_heads;
     const int unit = blockIdx.x / blocks;
     first_ = blockIdx.x % blocks * args.splits_a_block;
     head_ = unit % J;
     row_ = unit / J;
     group_ = args.heads / J;
-    slots_ = shared_address(memory);
+    slots_ = shared_address(memory) + pair_ * kPairSlots * Shape::kSlotBytes;
     full_ = shared_address(full);
     empty_ = shared_address(empty);
     if (threadIdx.x == 0) {
-      for (int i = 0; i < kItemSlots; ++i) {
+      for (int i = 0; i < kPairs * kPairSlots; ++i) {
         barrier_init(full_ + 8 * i, 1);
-        barrier_init(empty_ + 8 * i, kAttentionWarps);
+        barrier_init(empty_ + 8 * i, 2);
       }
       barrier_init_fence();
     }
     __syncthreads();  // closes: barriers used before they are initialised
+    full_ += 8 * pair_ * kPairSlots;
+    empty_ += 8 * pair_ * kPairSlots;
   }
 
   __device__ void run() {
@@ -57,27 +66,28 @@ class AttentionBlock {
     if (Shape::kInt4) slot_ = args_.cache.slot[sequence_], tail_ = args_.cache.tail_in[sequence_];
     ahead_ = piece_;
     ahead_split_ = first_;
-    for (int i = 0; i < kAhead; ++i) fetch_next();
+    ahead_item_ = pair_;
+    skip_empty();
+    fetch_next();
     const KvCache& cache = args_.cache;
     AttentionWarp<Shape> core;
     core.begin(args_.q + (int64_t{row_} * args_.heads + head_ * group_) * E, group_,
                Shape::kInt4 ? cache.key_factor[head_] : 1.0f, Shape::kInt4 ? cache.value_factor[head_] : 1.0f,
                starts_ + warp_ * AttentionWarp<Shape>::kStartFloats);
-    int slot = 0;
-    uint32_t parity = 0;
+    uint32_t slot = 0, parity = 0;
     for (int split = first_; split < end_; ++split) {
       if (split > first_) {
         piece_.locate(args_.map.position[row_], args_.splits, split);
         core.restart();
       }
 #pragma unroll 1
-      for (int item = 0; item < piece_.items; ++item) {
+      for (int item = pair_; item < piece_.items; item += kPairs) {
         fetch_next();
         barrier_wait(full_ + 8 * slot, parity);
         if (piece_.takes(warp_, item)) core.attend(piece_, item, warp_, slots_ + slot * Shape::kSlotBytes);
         __syncwarp();
         if (lane_ == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the slot overwritten while lanes still read it
-        if (++slot == kItemSlots) {
+        if (++slot == kPairSlots) {
           slot = 0;
           parity ^= 1;
         }
@@ -91,13 +101,16 @@ class AttentionBlock {
   /// Page ids come 32 at a time, one a lane: a load for every page would keep its warp waiting for as long as the page.
   __device__ const uint8_t* page(int index) {
     const KvCache& c = args_.cache;
-    if (index < window_ || index >= window_ + 32) {
+    constexpr int kStride = Shape::kInt4 ? kPairs : 1;  // a pair's items are that many pages apart
+    const int at = index - window_;
+    if (at < 0 || at % kStride != 0 || at >= 32 * kStride) {
       window_ = index;
-      const int mine = index + lane_, pages = ahead_.position / kKvPageTokens + 1;
+      const int mine = index + lane_ * kStride, pages = ahead_.position / kKvPageTokens + 1;
       id_ = mine < pages ? c.page_table[int64_t{sequence_} * c.table_width + mine] : 0;
     }
     const KvPageLayout layout{Shape::kDtype, E};
-    return c.pages + (__shfl_sync(~0u, id_, index - window_) * c.kv_heads + head_) * layout.page_bytes();
+    const int64_t id = __shfl_sync(~0u, id_, (index - window_) / kStride);
+    return c.pages + (id * c.kv_heads + head_) * layout.page_bytes();
   }
 
   /// Where the BF16 row (which: 0 key, 1 value) of a token lies: this call's rows, the tail, or the sinks.
@@ -111,18 +124,21 @@ class AttentionBlock {
     return c.tails + ((tail * 2 + which) * kKvPageTokens + token % kKvPageTokens) * E;
   }
 
-  /// Two slots of grace, so that the fetching warp need not wait for the others.
-  static constexpr int kAhead = kItemSlots - 2;
+  /// To the next split of this block that holds an item for this pair.
+  __device__ void skip_empty() {
+    while (ahead_item_ >= ahead_.items && ahead_split_ < end_) {
+      ahead_item_ = pair_;
+      if (++ahead_split_ < end_) ahead_.locate(ahead_.position, args_.splits, ahead_split_);
+    }
+  }
 
-  /// The next item of this block's pieces into its slot; warps take turns.
+  /// The pair's next item into its slot; its two warps take turns.
   __device__ void fetch_next() {
     if (ahead_split_ >= end_) return;
-    const int slot = fetched_ % kItemSlots, round = fetched_ / kItemSlots;
-    if (fetched_ % kAttentionWarps == warp_) fetch(ahead_item_, slot, round);
+    if (fetched_ % 2 == (warp_ & 1)) fetch(ahead_item_, fetched_ % kPairSlots, fetched_ / kPairSlots);
     ++fetched_;
-    if (++ahead_item_ < ahead_.items) return;
-    ahead_item_ = 0;
-    if (++ahead_split_ < end_) ahead_.locate(ahead_.position, args_.splits, ahead_split_);
+    ahead_item_ += kPairs;
+    skip_empty();
   }
 
   __device__ void fetch(int item, int slot, int round) {
@@ -133,7 +149,7 @@ class AttentionBlock {
     const uint8_t* from = page(ahead_.page(item));
     if (lane_ == 0) {
       barrier_expect(barrier, bytes);
-      bulk_copy(data, from, bytes, barrier);
+      bulk_copy_once(data, from, bytes, barrier);
     }
   }
 
@@ -177,23 +193,16 @@ class AttentionBlock {
     core.publish(warp_, sums, ends);
     __syncthreads();  // closes: sums read before all warps have written theirs
     float* parts = partials();
-    for (int i = threadIdx.x; i < group_ * E; i += kAttentionThreads) {
-      const int h = i / E, c = i % E;
-      float top = -INFINITY, sum = 0.0f, value = 0.0f;
-      for (int w = 0; w < kAttentionWarps; ++w) top = fmaxf(top, ends[(w * NB * 8 + h) * 2]);
-      for (int w = 0; w < kAttentionWarps; ++w) {
-        const int at = w * NB * 8 + h;
-        const float factor = exp2f(ends[at * 2] - top);  // a warp without items has -infinity, and so no weight
-        sum += ends[at * 2 + 1] * factor;
-        value += sums[at * E + c] * factor;
-      }
+    for (int i = threadIdx.x; i < group_ * E / 2; i += kAttentionThreads) {
+      const int h = i / (E / 2), c = i % (E / 2) * 2;
+      const WarpsMerged<Shape> m(sums, ends, h, c);
       if (piece_.pieces == 1) {
-        store(h, c, value / sum);
+        store(h, c, m.x / m.sum), store(h, c + 1, m.y / m.sum);
         continue;
       }
       float* part = parts + (split * group_ + h) * (E + 4);
-      __stcg(part + c, value);
-      if (c == 0) __stcg(reinterpret_cast<float2*>(part + E), make_float2(top, sum));
+      __stcg(reinterpret_cast<float2*>(part + c), make_float2(m.x, m.y));
+      if (c == 0) __stcg(reinterpret_cast<float2*>(part + E), make_float2(m.top, m.sum));
     }
   }
 
@@ -230,7 +239,7 @@ class AttentionBlock {
 #pragma unroll 8
       for (int s = 0; s < piece_.pieces; ++s) {
         const float4 v = __ldcg(reinterpret_cast<const float4*>(parts + (s * group_ + h) * (E + 4) + c));
-        const float factor = exp2f(end[s].x - top);
+        const float factor = fast_exp2(end[s].x - top);
         sum += end[s].y * factor;
         value.x += v.x * factor, value.y += v.y * factor, value.z += v.z * factor, value.w += v.w * factor;
       }
@@ -254,22 +263,22 @@ class AttentionBlock {
   }
 
   const AttentionLaunch& args_;
-  int warp_, lane_, first_, end_ = 0, head_, row_, group_, sequence_ = 0;  ///< splits first_ .. end_ - 1
+  int warp_, lane_, pair_, first_, end_ = 0, head_, row_, group_, sequence_ = 0;  ///< splits first_ .. end_ - 1
   uint8_t* memory_;
   uint32_t slots_, full_, empty_;
   float* starts_;
   AttentionPiece<Shape> piece_, ahead_;  ///< of the item at hand, and of the next to be fetched
   int ahead_split_ = 0, ahead_item_ = 0, fetched_ = 0;
-  int window_ = -64;  ///< page id of index window_ + lane: id_
+  int window_ = INT_MIN / 2;  ///< page id of index window_ + lane, or 4 lane: id_
   int64_t id_ = 0;
   int slot_ = 0, tail_ = 0;  ///< of the sequence
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 4 : 2)
+__global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 2 : 1)
     attention_kernel(const __grid_constant__ AttentionLaunch args) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ uint64_t full[kItemSlots], empty[kItemSlots];
+  __shared__ uint64_t full[kPairs * kPairSlots], empty[kPairs * kPairSlots];
   __shared__ __align__(8) float starts[kAttentionWarps * AttentionWarp<Shape>::kStartFloats];
   release_next_kernel();
   AttentionBlock<Shape> block(args, memory, full, empty, starts);

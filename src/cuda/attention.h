@@ -31,11 +31,24 @@ struct AttentionLaunch {
   unsigned* arrived = nullptr;  // (T, J) zeros; left as zeros
 };
 
-/// Pieces that a row's pages are cut into. It depends on the number of KV heads and the card alone, so that a sequence
-/// gives the same bits alone and in a batch.
+inline constexpr int kPairs = 4;  ///< of warps in a block; an item is a pair's
+
+/// How the pages of a row are cut into pieces, all but the last of `length` pages. `own`: index of the query's page.
+struct AttentionCut {
+  int length, pieces;
+  FUT_HD AttentionCut(int own, int splits) {
+    const int wanted = splits * kPairs;
+    length = ((own > 1 ? own : 1) + wanted - 1) / wanted * kPairs;
+    pieces = own / length + 1 < splits ? own / length + 1 : splits;
+  }
+};
+
+/// Pieces that a row's pages are cut into, at most. It depends on the number of KV heads and the card alone, so that a
+/// sequence gives the same bits alone and in a batch.
 int attention_splits(int kv_heads);
-/// As many as leave every SM something to do.
-int attention_splits_a_block(int rows, int kv_heads, int splits);
+/// As many as leave every SM something to do, where the longest row's query is at `position`: the fewer blocks a row
+/// and head has, the fewer begin, merge and end.
+int attention_splits_a_block(int rows, int kv_heads, int splits, int64_t position);
 size_t attention_partial_bytes(int rows, int heads, int head_dim, int splits);
 
 void attention(const char* op, const AttentionLaunch& args, cudaStream_t stream);

@@ -2,12 +2,14 @@
 #pragma once
 
 #include "base/dtype.h"
+#include "cuda/attention.h"
 #include "layout/kv_page.h"
 
 namespace fut::cuda {
 
-inline constexpr int kAttentionWarps = 4, kAttentionThreads = kAttentionWarps * 32;
-inline constexpr int kItemSlots = 4;         ///< items in flight in a block of attention.cuh
+inline constexpr int kAttentionWarps = 8, kAttentionThreads = kAttentionWarps * 32;
+inline constexpr int kPairSlots = 2;  ///< items in flight of a pair in attention.cuh
+static_assert(kPairs == kAttentionWarps / 2);
 inline constexpr float kWeightBias = 15.0f;  ///< softmax weights are kept times 2^15
 
 template <Dtype kDtype_, int E_, int NB_>
@@ -19,9 +21,16 @@ struct AttentionShape {
   static constexpr int kValueRows = 16 * kPitch, kScales = 32 * kPitch;         ///< offsets in the tile
   static constexpr int kSlotBytes = (32 * kPitch + (kE4m3 ? 128 : 0) + 127) / 128 * 128;
   static constexpr int kMergeBytes = kAttentionWarps * NB * 8 * (E + 2) * 4;
-  static constexpr int kRing = kItemSlots * kSlotBytes;
+  static constexpr int kRing = kPairs * kPairSlots * kSlotBytes;
   static constexpr int kSharedBytes = kRing + kMergeBytes;
 };
+
+/// 2^x by the special function unit; denormals become zero, and so does minus infinity.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 /// One warp's running softmax over the items it has seen. Lane 4 g + t owns heads 2t and 2t + 1 of every column tile:
 /// largest score and sum (its own tokens' part), and O^T of channels g and g + 8 of every tile of 16.
@@ -53,14 +62,14 @@ struct Running {
 #pragma unroll
         for (int i = 0; i < kTokenTiles; ++i) top = fmaxf(top, fmaxf(s[i][nb][c], s[i][nb][c + 2]));
         for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-        factor[c] = largest[nb][c] == -INFINITY ? 0.0f : exp2f(largest[nb][c] - top);
+        factor[c] = largest[nb][c] == -INFINITY ? 0.0f : fast_exp2(largest[nb][c] - top);
         largest[nb][c] = top;
         const float shift = top == -INFINITY ? 0.0f : top - kWeightBias;
         sum[nb][c] *= factor[c];
 #pragma unroll
         for (int i = 0; i < kTokenTiles; ++i) {
-          s[i][nb][c] = exp2f(s[i][nb][c] - shift);
-          s[i][nb][c + 2] = exp2f(s[i][nb][c + 2] - shift);
+          s[i][nb][c] = fast_exp2(s[i][nb][c] - shift);
+          s[i][nb][c + 2] = fast_exp2(s[i][nb][c + 2] - shift);
           sum[nb][c] += s[i][nb][c] + s[i][nb][c + 2];
         }
       }

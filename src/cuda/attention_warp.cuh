@@ -11,9 +11,9 @@ namespace fut::cuda {
 /// E4M3 codes without a sign, one in each half of x: as FP16, times 2^-8.
 __device__ inline uint32_t scale_pair(uint32_t codes) { return codes << 7; }
 
-/// A row's pages are cut into pieces of equal length; this is one of them, and its list of items: tiles of 16 tokens
-/// first (INT4: those of the own page, then the sinks), then INT4 pages. Warp w of four takes tiles w, w + 4, .., and
-/// half w % 2 of every other page, beginning with page w / 2; the sinks are warp 0's.
+/// A row's pages are cut into pieces of equal length, a multiple of kPairs pages; this is one of them, and its list of
+/// items: tiles of 16 tokens first (INT4: those of the row's own page, then the sinks), then INT4 pages. The last piece
+/// takes what is left. Pair i % kPairs of warps takes item i: each warp half of a page, or one warp a tile.
 template <class Shape>
 struct AttentionPiece {
   int position = 0;  ///< of the query
@@ -23,19 +23,20 @@ struct AttentionPiece {
 
   __device__ void locate(int64_t query_position, int splits, int split) {
     position = static_cast<int>(query_position);
-    const int pages = position / kKvPageTokens + 1, own = pages - 1;
-    const int piece = (pages + splits - 1) / splits;
-    pieces = (pages + piece - 1) / piece;
-    first = split * piece;
-    const int last = min(pages, first + piece);
-    if (split >= pieces) {
-      own_tiles = tiles = items = 0;
-    } else if (Shape::kInt4) {
-      own_tiles = last == pages ? position % kKvPageTokens / 16 + 1 : 0;
+    const int own = position / kKvPageTokens;  // its index, and the number of pages before it
+    const AttentionCut cut(own, splits);
+    const int length = cut.length;
+    pieces = cut.pieces;
+    first = split * length;
+    own_tiles = tiles = items = 0;
+    if (split >= pieces) return;
+    const bool last = split == pieces - 1;
+    if (Shape::kInt4) {
+      own_tiles = last ? position % kKvPageTokens / 16 + 1 : 0;
       tiles = own_tiles + (first == 0 && own > 0);
-      items = tiles + max(min(last, own) - first, 0);
+      items = tiles + (last ? own : first + length) - first;
     } else {
-      const int tokens = min(last * kKvPageTokens, position + 1) - first * kKvPageTokens;
+      const int tokens = (last ? position + 1 : (first + length) * kKvPageTokens) - first * kKvPageTokens;
       items = tiles = own_tiles = (tokens + 15) / 16;
     }
   }
@@ -47,11 +48,8 @@ struct AttentionPiece {
   /// Tokens of a tile that the query sees.
   __device__ int tile_tokens(int item) const { return min(16, position + 1 - tile_start(item)); }
 
-  /// Whether warp w has something to do with an item.
-  __device__ bool takes(int w, int item) const {
-    if (is_page(item)) return ((item - tiles) & 1) == w >> 1;
-    return is_sink(item) ? w == 0 : item % kAttentionWarps == w;
-  }
+  /// Whether warp w of the item's pair has something to do with it.
+  __device__ bool takes(int w, int item) const { return is_page(item) || (item / kPairs & 1) == (w & 1); }
 
   /// First token of a tile.
   __device__ int tile_start(int item) const {
@@ -395,6 +393,26 @@ class AttentionWarp {
   uint32_t q_[Shape::kInt4 || Shape::kE4m3 ? kSteps : 1][NB][2];
   float up_[NB][2];
   Running<Shape> state_;
+};
+
+/// What eight warps published, added in their order: channels c and c + 1 of head h, relative to 2^top.
+template <class Shape>
+struct WarpsMerged {
+  float top = -INFINITY, sum = 0.0f, x = 0.0f, y = 0.0f;
+
+  __device__ WarpsMerged(const float* sums, const float* ends, int h, int c) {
+    constexpr int kHeads = Shape::NB * 8;
+#pragma unroll
+    for (int w = 0; w < kAttentionWarps; ++w) top = fmaxf(top, ends[(w * kHeads + h) * 2]);
+#pragma unroll
+    for (int w = 0; w < kAttentionWarps; ++w) {
+      const int at = w * kHeads + h;
+      const float factor = fast_exp2(ends[at * 2] - top);  // a warp without items has -infinity, and so no weight
+      const float2 v = *reinterpret_cast<const float2*>(sums + at * Shape::E + c);
+      sum += ends[at * 2 + 1] * factor;
+      x += v.x * factor, y += v.y * factor;
+    }
+  }
 };
 
 }  // namespace fut::cuda

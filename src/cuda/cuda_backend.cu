@@ -372,6 +372,14 @@ class CudaBackend final : public Backend {
     *host.amax = std::max(*host.amax, largest);
   }
 
+  /// Memory for the packed rows of a launch, which it takes.
+  PackedRows packed_rows(const Weight& weight, GemmArgs& args) {
+    const PackedRows packed(weight, packed_.reserve<uint8_t>(PackedRows::bytes(weight, kGemmMaxRows), stream_),
+                            args.batch);
+    args.starts = packed.starts;
+    return packed;
+  }
+
   /// One product, cut into launches of at most kGemmMaxRows rows.
   void gemm_in_parts(const char* op, const Weight& weight, GemmArgs args, int rows, int64_t a_row_bytes,
                      int64_t out_row_bytes) {
@@ -382,9 +390,9 @@ class CudaBackend final : public Backend {
       part.out = static_cast<uint8_t*>(args.out) + first * out_row_bytes;
       if (args.row_factor) part.row_factor = args.row_factor + first;
       if (part.batch > kGemmRowMajorRows) {
-        void* packed = packed_.reserve<Half>(static_cast<size_t>(kGemmMaxRows) * weight.cols, stream_);
+        const PackedRows packed = packed_rows(weight, part);
         pack_rows(part.a, part.batch, static_cast<int>(weight.cols), packed, stream_);
-        part.a = packed;
+        part.a = packed.a;
       }
       gemm_decode(op, weight, part, stream_);
     }
@@ -405,6 +413,25 @@ class CudaBackend final : public Backend {
       return gemm_decode(op, weight, args, stream_);
     }
     void* a = a16_.reserve<Half>(static_cast<size_t>(rows) * width, stream_);
+    if (residual.dtype == Dtype::f32 && !residual.x8) {
+      for (int first = 0; first < rows; first += kGemmMaxRows) {
+        GemmArgs part = args;
+        part.batch = std::min(kGemmMaxRows, rows - first);
+        part.out = static_cast<uint8_t*>(args.out) + first * out_row;
+        const float* x = static_cast<const float*>(residual.x) + (row ? 0 : int64_t{first} * width);
+        const int64_t* of = row ? row + first : nullptr;
+        if (part.batch > kGemmRowMajorRows) {
+          const PackedRows packed = packed_rows(weight, part);
+          normalise_rows(x, of, part.batch, width, residual.eps, weight.dtype, &packed, nullptr, stream_);
+          part.a = packed.a;
+        } else {
+          normalise_rows(x, of, part.batch, width, residual.eps, weight.dtype, nullptr, a, stream_);
+          part.a = a;
+        }
+        gemm_decode(op, weight, part, stream_);
+      }
+      return;
+    }
     float* factor = factor_.reserve<float>(rows, stream_);
     residual_operand(residual, weight.dtype, row, rows, width, a, factor, stream_);
     args.a = a;
@@ -457,7 +484,8 @@ class CudaBackend final : public Backend {
     a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
     if (decode) {
       a.splits = attention_splits(a.cache.kv_heads);
-      a.splits_a_block = attention_splits_a_block(a.rows, a.cache.kv_heads, a.splits);
+      const int64_t longest = *std::max_element(args.batch.past, args.batch.past + args.batch.sequences);
+      a.splits_a_block = attention_splits_a_block(a.rows, a.cache.kv_heads, a.splits, longest);
       a.partial = partial_.reserve<float>(
           attention_partial_bytes(a.rows, a.heads, a.cache.layout.head_dim, a.splits) / 4, stream_);
       a.arrived = arrived_.reserve<unsigned>(static_cast<size_t>(a.rows) * a.cache.kv_heads, stream_, true);

@@ -21,6 +21,7 @@ struct GemmArgs {
   const float* weight_scale = nullptr;  // (N), e4m3
   int rows = 0, cols = 0;               ///< N, K
   const void* a = nullptr;              // (B, K) row-major: f32 to be normalised, else f16 or bf16; B > 8: packed
+  const float* starts = nullptr;        // B > 8 and INT4: (K / 64, groups of a k-tile, padded_rows(B)), packed with a
   bool normalise = false;               ///< a[b] / rms(a[b]), rounded to the operand's type
   float eps = 0.0f;
   const int64_t* row = nullptr;       // (B) or null: which rows of a; only with normalise
@@ -44,10 +45,30 @@ void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream
 
 /// More rows than this are read packed, block by block of 512 columns: [K / 512][B][512], and in every row's 128 bytes
 /// the 16-byte unit u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice.
+/// Behind them, for an INT4 weight, the start values of its accumulators (weight_tile.cuh): (K / 64, groups, rows
+/// padded).
 inline constexpr int kGemmRowMajorRows = 8, kGemmPackedColumns = 512;
+FUT_HD int padded_rows(int rows) { return (rows + 7) / 8 * 8; }
+
+/// Where packed rows lie, and how many groups of a weight a k-tile holds: 0 for weights without.
+struct PackedRows {
+  void* a = nullptr;
+  float* starts = nullptr;
+  int groups = 0;
+
+  PackedRows() = default;
+  /// `memory`: bytes() of it.
+  PackedRows(const Weight& weight, void* memory, int rows);
+  static size_t bytes(const Weight& weight, int rows);
+};
 
 /// packed = a (rows, cols) of 16-bit elements; rows <= kGemmMaxRows.
-void pack_rows(const void* a, int rows, int cols, void* packed, cudaStream_t stream);
+void pack_rows(const void* a, int rows, int cols, const PackedRows& packed, cudaStream_t stream);
+
+/// The operand of a launch of `rows` rows: rows row[i] (null: i) of x (.., width) f32, divided by their root mean
+/// square and rounded as a weight of this type takes them. Packed, or where `packed` is null row-major into `a`.
+void normalise_rows(const float* x, const int64_t* row, int rows, int width, float eps, Dtype weight,
+                    const PackedRows* packed, void* a, cudaStream_t stream);
 
 /// Bytes of a tile of 16 x 64 weights.
 int weight_tile_bytes(Dtype dtype, int group);

@@ -1,12 +1,15 @@
 // MATH       gemm_decode.cuh's, for 9 to 32 rows, with the same bits a row.
 // SHAPES     B = 9..32 (NB = 2 or 4 column tiles of 8), K a multiple of 64, any N; operands f16 or bf16, normalised
-// before. LAYOUT     gemm_decode.cuh's. SCHEDULE   At these batches it is the activations that cost: every block reads
-// all of them for every group of rows that it
-//            takes. So a block takes 2 W row tiles at a time (SwiGLU: W pairs), W up to 4: consumer w of 16 works on W
-//            rows (half w / 8 of them) and on class w % 8 of the k-tiles, and keeps W x NB accumulators. Weights and
-//            packed rows of activations ride in one ring; the producer sends weights before the previous kernel has
-//            ended. Sums meet in shared memory, two row tiles and 16 rows of the batch at a time, and the consumers
-//            finish them.
+//            before, packed (gemm_decode.h).
+// LAYOUT     gemm_decode.cuh's.
+// SCHEDULE   Tensor cores are what these batches need, and activations: every block reads all of them for every group
+// of
+//            rows that it takes. So a block takes 2 W row tiles at a time (SwiGLU: W pairs), W up to 4, and eight
+//            consumer warps, each with most of a scheduler's registers, hold all of them: warp w works on class w of
+//            the k-tiles and keeps 2 W x NB accumulators. A fragment of activations is read once and meets 2 W row
+//            tiles, a weight is unpacked once and meets NB column tiles. Weights, packed rows and start values ride in
+//            one ring; the producer sends weights before the previous kernel has ended. Sums meet in shared memory, two
+//            row tiles and 16 rows of the batch at a time, and the consumers finish them.
 // NUMERICS   gemm_decode.cuh's.
 // ROOFLINE   docs/PERF.md.
 // REFERENCE  registers moved between warpgroups: setmaxnreg, as in CUTLASS's and DeepGEMM's kernels.
@@ -18,8 +21,9 @@
 
 namespace fut::cuda {
 
-inline constexpr int kWideConsumerRegisters = 112, kWideProducerRegisters = 32, kWideThreads = kConsumers + 128;
-static_assert(kConsumers * kWideConsumerRegisters + 128 * kWideProducerRegisters <= kWideThreads * 96);
+inline constexpr int kWideWarps = kClasses, kWideConsumers = kWideWarps * 32, kWideThreads = kWideConsumers + 128;
+inline constexpr int kWideConsumerRegisters = 232, kWideProducerRegisters = 40;
+static_assert(kWideConsumers * kWideConsumerRegisters + 128 * kWideProducerRegisters <= kWideThreads * 168);
 
 template <class Tile_, int kColumnTiles_, int kRowPairs_>
 struct WideShape {
@@ -28,8 +32,9 @@ struct WideShape {
   static constexpr int kChunk = NB == 2 && W == 1 ? 2 * kClasses : kClasses;  ///< k-tiles
   static constexpr int kTilesPerWarp = kChunk / kClasses;
   static constexpr int kWeightBytes = 2 * W * kChunk * Tile::kBytes;
-  static constexpr int kReduceBytes = kConsumerWarps * 2 * 512;
-  FUT_HD static int stage_bytes(int batch) { return kWeightBytes + batch * kChunk * 128; }
+  static constexpr int kReduceBytes = kWideWarps * 4 * 512;
+  FUT_HD static int start_bytes(int batch) { return Tile::kGroups * padded_rows(batch) * 4; }  ///< of a k-tile
+  FUT_HD static int stage_bytes(int batch) { return kWeightBytes + kChunk * (batch * 128 + start_bytes(batch)); }
 };
 
 template <class Shape>
@@ -55,7 +60,7 @@ class WideBlock {
   __device__ void initialise() {
     for (int i = 0; i < args_.stages; ++i) {
       barrier_init(full_ + 8 * i, 1);
-      barrier_init(empty_ + 8 * i, kConsumerWarps);
+      barrier_init(empty_ + 8 * i, kWideWarps);
     }
     barrier_init_fence();
   }
@@ -80,17 +85,16 @@ class WideBlock {
     int slot = 0;
     uint32_t parity = 0;
     for (int at = run_.first; at < run_.end; at += stride_) {
-      float acc[W][NB][4] = {};
+      float acc[2 * W][NB][4] = {};
       for (int chunk = 0; chunk < chunks_; ++chunk) {
         barrier_wait(full_ + 8 * slot, parity);
 #pragma unroll
         for (int i = 0; i < Shape::kTilesPerWarp; ++i) {
-          const int tile = warp % kClasses + i * kClasses;
-          if (chunk * kChunk + tile < col_tiles_)
-            multiply(acc, ring_ + slot * stage_bytes_, chunk, tile, warp / kClasses, lane);
+          const int tile = warp + i * kClasses;
+          if (chunk * kChunk + tile < col_tiles_) multiply(acc, ring_ + slot * stage_bytes_, chunk, tile, lane);
         }
 #pragma unroll
-        for (int w = 0; w < W; ++w) {
+        for (int w = 0; w < 2 * W; ++w) {
 #pragma unroll
           for (int nb = 0; nb < NB; ++nb) settle(acc[w][nb]);
         }
@@ -106,7 +110,7 @@ class WideBlock {
   }
 
  private:
-  /// Row tile w of half r (SwiGLU: the gate or up tile of pair w).
+  /// Row tile r of pair w (SwiGLU: its gate or up tile).
   __device__ int row_tile(int at, int w, int r) const { return pairs_ ? at + w + r * run_.units : at + 2 * w + r; }
   __device__ bool real(int at, int w, int r) const { return (pairs_ ? at + w : at + 2 * w + r) < run_.end; }
 
@@ -118,79 +122,82 @@ class WideBlock {
     const uint32_t bytes = tiles * Tile::kBytes;
     int rows = 0;
     for (int j = 0; j < 2 * W; ++j) rows += real(at, j / 2, j % 2);
-    if (lane == 0) barrier_expect(full_ + 8 * slot, rows * bytes + args_.batch * tiles * 128);
+    if (lane == 0)
+      barrier_expect(full_ + 8 * slot, rows * bytes + tiles * (args_.batch * 128 + Shape::start_bytes(args_.batch)));
     __syncwarp();  // closes: bytes that land before they are expected
     if (lane < 2 * W && real(at, lane / 2, lane % 2)) {
-      const int w = lane / 2, r = lane % 2;
-      const int64_t tile = int64_t{row_tile(at, w, r)} * col_tiles_ + chunk * kChunk;
-      bulk_copy(ring_ + slot * stage_bytes_ + (r * W + w) * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes,
-                bytes, full_ + 8 * slot);
+      const int64_t tile = int64_t{row_tile(at, lane / 2, lane % 2)} * col_tiles_ + chunk * kChunk;
+      bulk_copy_once(ring_ + slot * stage_bytes_ + lane * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes,
+                     bytes, full_ + 8 * slot);
     }
   }
 
   __device__ void send_rows(int i, int lane) {
     const int slot = i % args_.stages, chunk = i % chunks_, first = chunk * kChunk + lane * kBlockTiles;
-    if (lane >= kChunk / kBlockTiles || first >= col_tiles_) return;
-    bulk_copy(ring_ + slot * stage_bytes_ + Shape::kWeightBytes + lane * args_.batch * kBlockTiles * 128,
-              static_cast<const uint16_t*>(args_.a) + int64_t{first} * 64 * args_.batch,
-              min(kBlockTiles, col_tiles_ - first) * args_.batch * 128, full_ + 8 * slot);
-  }
-
-  /// Two column tiles at a time, so that fragments and accumulators fit the registers together.
-  __device__ void multiply(float (&acc)[W][NB][4], uint32_t stage, int chunk, int tile, int r, int lane) const {
-    const int block = tile / kBlockTiles;
-    const int pitch = min(kBlockTiles, col_tiles_ - chunk * kChunk - block * kBlockTiles) * 128;
-    const uint32_t rows =
-        stage + Shape::kWeightBytes + block * args_.batch * kBlockTiles * 128 + tile % kBlockTiles * 128;
-    const uint32_t weights = stage + (r * W * kChunk + tile) * Tile::kBytes;
-#pragma unroll
-    for (int first = 0; first < NB; first += 2) {
-      uint32_t b[2][8];
-      typename Tile::Start start[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int n = min((first + i) * 8 + (lane & 7), args_.batch - 1);  // rows beyond the batch are never stored
-        uint32_t low[4], high[4];
-        const uint32_t row = rows + n * pitch;
-        load_matrices(low, row + ((lane >> 3) ^ (n & 7)) * 16);
-        load_matrices(high, row + ((lane >> 3 | 4) ^ (n & 7)) * 16);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) b[i][k] = low[k], b[i][k + 4] = high[k];
-        Tile::make_start(start[i], b[i]);
-      }
-#pragma unroll
-      for (int w = 0; w < W; ++w) {
-        const typename Tile::Words words = Tile::load(weights + w * kChunk * Tile::kBytes, lane);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) Tile::multiply(acc[w][first + i], words, b[i], start[i]);
-        settle(acc[w][first]);  // one row tile after another: there are no registers for two
-      }
+    const uint32_t rows = ring_ + slot * stage_bytes_ + Shape::kWeightBytes, start = Shape::start_bytes(args_.batch);
+    if (lane < kChunk / kBlockTiles && first < col_tiles_) {
+      bulk_copy(rows + lane * args_.batch * kBlockTiles * 128,
+                static_cast<const uint16_t*>(args_.a) + int64_t{first} * 64 * args_.batch,
+                min(kBlockTiles, col_tiles_ - first) * args_.batch * 128, full_ + 8 * slot);
+    }
+    if (Tile::kGroups > 0 && lane == 0) {
+      bulk_copy(rows + kChunk * args_.batch * 128,
+                reinterpret_cast<const uint8_t*>(args_.starts) + int64_t{first} * start,
+                min(kChunk, col_tiles_ - first) * start, full_ + 8 * slot);
     }
   }
 
-  __device__ void reduce(const float (&acc)[W][NB][4], int at, int warp, int lane) const {
-    float4* mine = reinterpret_cast<float4*>(reduce_) + warp * 64 + lane;
+  __device__ void multiply(float (&acc)[2 * W][NB][4], uint32_t stage, int chunk, int tile, int lane) const {
+    const int block = tile / kBlockTiles;
+    const int pitch = min(kBlockTiles, col_tiles_ - chunk * kChunk - block * kBlockTiles) * 128;
+    const uint32_t all = stage + Shape::kWeightBytes;
+    const uint32_t rows = all + block * args_.batch * kBlockTiles * 128 + tile % kBlockTiles * 128;
+    const uint32_t starts = all + kChunk * args_.batch * 128 + tile * Shape::start_bytes(args_.batch);
+    uint32_t b[NB][8];
+    typename Tile::Start start[NB];
+#pragma unroll
+    for (int nb = 0; nb < NB; ++nb) {
+      const int n = min(nb * 8 + (lane & 7), args_.batch - 1);  // rows beyond the batch are never stored
+      uint32_t low[4], high[4];
+      const uint32_t row = rows + n * pitch;
+      load_matrices(low, row + ((lane >> 3) ^ (n & 7)) * 16);
+      load_matrices(high, row + ((lane >> 3 | 4) ^ (n & 7)) * 16);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) b[nb][k] = low[k], b[nb][k + 4] = high[k];
+      Tile::load_column_start(start[nb], starts, padded_rows(args_.batch), nb * 8 + (lane & 3) * 2);
+    }
+#pragma unroll
+    for (int w = 0; w < 2 * W; ++w) {
+      const typename Tile::Words words = Tile::load(stage + (w * kChunk + tile) * Tile::kBytes, lane);
+#pragma unroll
+      for (int nb = 0; nb < NB; ++nb) Tile::multiply(acc[w][nb], words, b[nb], start[nb]);
+    }
+  }
+
+  __device__ void reduce(const float (&acc)[2 * W][NB][4], int at, int warp, int lane) const {
+    float4* mine = reinterpret_cast<float4*>(reduce_) + warp * 128 + lane;
 #pragma unroll
     for (int w = 0; w < W; ++w) {
 #pragma unroll
       for (int first = 0; first < NB; first += 2) {
-        named_barrier(1, kConsumers);  // closes: sums overwritten while read
+        named_barrier(1, kWideConsumers);  // closes: sums overwritten while read
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float* v = acc[w][first + i];
+        for (int i = 0; i < 4; ++i) {
+          const float* v = acc[2 * w + i / 2][first + i % 2];
           mine[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
         }
-        named_barrier(1, kConsumers);  // closes: sums read before all are there
-        finish(at, w, first * 8);
+        named_barrier(1, kWideConsumers);  // closes: sums read before all are there
+        const int outputs = pairs_ ? 256 : 512;
+        for (int i = threadIdx.x; i < outputs; i += kWideConsumers) finish(at, w, first * 8, i);
       }
     }
   }
 
-  /// Sequences first_n .. first_n + 15 of the two row tiles (the pair) w: one output a thread.
-  __device__ void finish(int at, int w, int first_n) const {
-    const int i = threadIdx.x, r = pairs_ ? 0 : i >> 4 & 1, column = pairs_ ? i >> 4 : i >> 5, n = first_n + column;
+  /// Output i of sequences first_n .. first_n + 15 and the two row tiles (the pair) w.
+  __device__ void finish(int at, int w, int first_n, int i) const {
+    const int r = pairs_ ? 0 : i >> 4 & 1, column = pairs_ ? i >> 4 : i >> 5, n = first_n + column;
     const int row = row_tile(at, w, r) * 16 + i % 16;
-    if (column >= 16 || n >= args_.batch || !real(at, w, r) || row >= args_.rows) return;
+    if (n >= args_.batch || !real(at, w, r) || row >= args_.rows) return;
     const float y = value(r, i % 16, column, n, row);
     if (args_.finish == Finish::plain) {
       static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] = y;
@@ -205,8 +212,7 @@ class WideBlock {
     const int lane = (row_in_tile & 7) * 4 + (column & 7) / 2, part = (row_in_tile >> 3) * 2 + (column & 1);
     float classes[kClasses];
 #pragma unroll
-    for (int c = 0; c < kClasses; ++c)
-      classes[c] = reduce_[((r * kClasses + c) * 64 + column / 8 * 32 + lane) * 4 + part];
+    for (int c = 0; c < kClasses; ++c) classes[c] = reduce_[((c * 4 + r * 2 + column / 8) * 32 + lane) * 4 + part];
     return finish_sum<Tile>(args_, add_classes(classes), row_in_tile, n, row);
   }
 
@@ -226,12 +232,12 @@ __global__ void __launch_bounds__(kWideThreads, 1) gemm_wide_kernel(const __grid
   if (threadIdx.x == 0) block.initialise();
   __syncthreads();  // closes: barriers used before they are initialised
   release_next_kernel();
-  if (threadIdx.x < kConsumers) {
+  if (threadIdx.x < kWideConsumers) {
     take_registers<kWideConsumerRegisters>();
     block.consume();
   } else {
     give_registers<kWideProducerRegisters>();
-    if (threadIdx.x < kConsumers + 32) block.produce();
+    if (threadIdx.x < kWideConsumers + 32) block.produce();
   }
 }
 

@@ -70,8 +70,10 @@ class Watch {
   static constexpr uint32_t kLooks = 1u << 22;  ///< some seconds; a look takes about a microsecond
 };
 
-/// words[i] = load(i), all with `tag`. After a failed look only the first missing word is looked at until it is there:
-/// what polls in vain takes bandwidth from the weights.
+/// words[i] = load(i), all with `tag`. Of many words, after a failed look only the first missing one is looked at until
+/// it is there: what polls in vain takes bandwidth from the weights. Of few, all are: one trip less once they are
+/// there.
+inline constexpr int kFewBytes = 128;  ///< of a thread
 template <int kCount, class Words, class Load, class Missing>
 __device__ inline void gather_words(Words (&words)[kCount], uint32_t tag, const Watch& watch, StepFault* fault,
                                     Load load, Missing missing) {
@@ -82,6 +84,10 @@ __device__ inline void gather_words(Words (&words)[kCount], uint32_t tag, const 
 #pragma unroll
     for (int i = 0; i < kCount; ++i) off |= missing(words[i]);
     if (off == 0) return;
+    if constexpr (kCount * sizeof(words[0]) <= kFewBytes) {
+      if (!watch.patient(fault, looks, tag)) return;
+      continue;
+    }
     int first = 0;
 #pragma unroll
     for (int i = kCount - 1; i >= 0; --i) first = missing(words[i]) ? i : first;

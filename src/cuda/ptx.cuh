@@ -41,6 +41,16 @@ __device__ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, 
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+/// The same for what is read once, like weights: first to leave the L2 cache, where activations, tables and code stay.
+__device__ inline void bulk_copy_once(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 /// Orders this thread's view of memory with what its later bulk copies read.
 __device__ inline void copy_engine_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 

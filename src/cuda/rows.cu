@@ -149,23 +149,133 @@ __global__ void add_to_residual_kernel(const __grid_constant__ Residual r, const
   copy_to_e4m3(r, t, width, before);
 }
 
-/// Block (512 columns, row): 64 threads, a unit each.
-__global__ void pack_rows_kernel(const uint4* a, int rows, int cols, uint4* packed) {
+/// Where two columns of a packed row are, in elements.
+__device__ int64_t packed_place(int rows, int cols, int n, int k) {
+  const int first = k / kGemmPackedColumns * kGemmPackedColumns, width = min(kGemmPackedColumns, cols - first);
+  const int unit = (k - first) / 8 ^ (n & 7);
+  return int64_t{first} * rows + int64_t{n} * width + unit * 8 + k % 8;
+}
+
+/// Start values of four k-tiles whose 32 units a warp holds, a unit a lane as four pairs of f16: each column of one
+/// product takes a k-tile, and the order of the sum is that of Int4Tile::make_start().
+__device__ void store_starts(const uint32_t (&pair)[4], int first_tile, int tiles, const PackedRows& to, int rows,
+                             int n) {
+  const int lane = threadIdx.x & 31, from = (lane >> 2 & 3) * 8 + (lane & 3);
+  uint32_t b[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    b[i] = __shfl_sync(~0u, pair[i], from);
+    b[i + 4] = __shfl_sync(~0u, pair[i], from + 4);
+  }
+  const auto store = [&](const float2& sum, int group) {
+    const int tile = first_tile + 2 * lane;  // lanes 0 and 1 hold row 0 of columns 0, 1 and 2, 3
+    float* at = to.starts + (int64_t{tile} * to.groups + group) * padded_rows(rows) + n;
+    if (lane < 2 && tile < tiles) at[0] = sum.x;
+    if (lane < 2 && tile + 1 < tiles) at[to.groups * padded_rows(rows)] = sum.y;
+  };
+  if (to.groups == 1) {
+    Int4Tile<1>::Start start;
+    Int4Tile<1>::make_start(start, b);
+    store(start.sum[0], 0);
+  } else {
+    Int4Tile<2>::Start start;
+    Int4Tile<2>::make_start(start, b);
+    store(start.sum[0], 0), store(start.sum[1], 1);
+  }
+}
+
+/// A row stays in registers between its norm and its rounding, where it is not too wide for that. packed.a is null for
+/// row-major rows.
+__global__ void __launch_bounds__(kRowThreads)
+    normalise_rows_kernel(const float* x, const int64_t* row, int width, float eps, bool bf16,
+                          const __grid_constant__ PackedRows packed, uint32_t* out) {
+  constexpr int kKept = 4;
   release_next_kernel();
   wait_for_previous_kernel();
-  const int first = blockIdx.x * kGemmPackedColumns, width = min(kGemmPackedColumns, cols - first), n = blockIdx.y;
-  const int unit = threadIdx.x;
-  if (unit * 8 >= width) return;
-  const int64_t to = int64_t{first} * rows + int64_t{n} * width;
-  packed[to / 8 + (unit ^ (n & 7))] = a[(int64_t{n} * cols + first) / 8 + unit];
+  const int n = blockIdx.x, rows = gridDim.x, units = width / 8;
+  const float2* from = reinterpret_cast<const float2*>(x + (row ? row[n] : n) * width);
+  const auto load = [&](int u, int i) { return from[fragment_column(u) / 2 + 4 * i]; };
+  const auto store = [&](int u, const float2* v, float inverse) {  // all lanes of a warp; u may be beyond the row
+    uint32_t pair[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float first = v[i].x * inverse, second = v[i].y * inverse;
+      pair[i] = bf16 ? bf16_pair(first, second) : half_pair(first, second);
+      const int k = fragment_column(u) + 8 * i;
+      if (u < units)
+        (packed.a ? static_cast<uint32_t*>(packed.a)
+                  : out)[(packed.a ? packed_place(rows, width, n, k) : int64_t{n} * width + k) / 2] = pair[i];
+    }
+    if (packed.a && packed.groups > 0) store_starts(pair, (u & ~31) / 8, width / 64, packed, rows, n);
+  };
+  float2 kept[kKept][4];
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+    const int u = threadIdx.x + j * kRowThreads;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) kept[j][i] = u < units ? load(u, i) : make_float2(0.0f, 0.0f);
+  }
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) add_squares(sum, kept[j][i]);
+  }
+  for (int u = threadIdx.x + kKept * kRowThreads; u < units; u += kRowThreads) {
+    for (int i = 0; i < 4; ++i) add_squares(sum, load(u, i));
+  }
+  const float inverse = inverse_rms_of(sum_block(sum), width, eps);
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+    const int u = threadIdx.x + j * kRowThreads;
+    if ((u & ~31) < units) store(u, kept[j], inverse);
+  }
+  for (int u = threadIdx.x + kKept * kRowThreads; (u & ~31) < units; u += kRowThreads) {
+    float2 v[4];
+    for (int i = 0; i < 4; ++i) v[i] = u < units ? load(u, i) : make_float2(0.0f, 0.0f);
+    store(u, v, inverse);
+  }
+}
+
+/// Block (512 columns, row): 64 threads, a unit each.
+__global__ void pack_rows_kernel(const uint32_t* a, int cols, const __grid_constant__ PackedRows packed) {
+  release_next_kernel();
+  wait_for_previous_kernel();
+  const int n = blockIdx.y, rows = gridDim.y, u = blockIdx.x * (kGemmPackedColumns / 8) + threadIdx.x;
+  if ((u & ~31) >= cols / 8) return;
+  uint32_t pair[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int k = fragment_column(u) + 8 * i;
+    if (u >= cols / 8) break;
+    pair[i] = a[(int64_t{n} * cols + k) / 2];
+    static_cast<uint32_t*>(packed.a)[packed_place(rows, cols, n, k) / 2] = pair[i];
+  }
+  if (packed.groups > 0) store_starts(pair, (u & ~31) / 8, cols / 64, packed, rows, n);
 }
 
 }  // namespace
 
-void pack_rows(const void* a, int rows, int cols, void* packed, cudaStream_t stream) {
+PackedRows::PackedRows(const Weight& weight, void* memory, int rows) : a(memory) {
+  if (weight.dtype != Dtype::int4) return;
+  groups = weight.group == 32 ? 2 : 1;
+  starts = reinterpret_cast<float*>(static_cast<uint8_t*>(memory) + int64_t{2} * rows * weight.cols);
+}
+
+size_t PackedRows::bytes(const Weight& weight, int rows) {
+  return int64_t{2} * rows * weight.cols + weight.cols / 32 * 4 * padded_rows(rows);
+}
+
+void pack_rows(const void* a, int rows, int cols, const PackedRows& packed, cudaStream_t stream) {
   launch("pack_rows", pack_rows_kernel, dim3((cols + kGemmPackedColumns - 1) / kGemmPackedColumns, rows),
-         dim3(kGemmPackedColumns / 8), 0, stream, static_cast<const uint4*>(a), rows, cols,
-         static_cast<uint4*>(packed));
+         dim3(kGemmPackedColumns / 8), 0, stream, static_cast<const uint32_t*>(a), cols, packed);
+}
+
+void normalise_rows(const float* x, const int64_t* row, int rows, int width, float eps, Dtype weight,
+                    const PackedRows* packed, void* a, cudaStream_t stream) {
+  PackedRows to = packed ? *packed : PackedRows();
+  launch("normalise_rows", normalise_rows_kernel, rows, kRowThreads, 0, stream, x, row, width, eps,
+         weight == Dtype::bf16, to, static_cast<uint32_t*>(a));
 }
 
 void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows,

@@ -3,28 +3,43 @@
 
 namespace fut::cuda {
 
-using Int4Wide = StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 128, 1>>;
-using Int4Narrow = StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 64, 1>>;
-using Int4WideG32 = StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 128, 1>>;
-using Int4NarrowG32 = StepTypes<Int4Tile<2>, AttentionShape<Dtype::int4, 64, 1>>;
-extern template bool fit_step<Int4WideG32>(StepArgs&);
-extern template bool fit_step<Int4NarrowG32>(StepArgs&);
-extern template void launch_step<Int4WideG32>(const StepArgs&, cudaStream_t);
-extern template void launch_step<Int4NarrowG32>(const StepArgs&, cudaStream_t);
-extern template bool fit_step<Int4Wide>(StepArgs&);
-extern template bool fit_step<Int4Narrow>(StepArgs&);
-extern template void launch_step<Int4Wide>(const StepArgs&, cudaStream_t);
-extern template void launch_step<Int4Narrow>(const StepArgs&, cudaStream_t);
+template <int kGroups, int E, int kRows>
+using Int4Types = StepTypes<Int4Tile<kGroups>, AttentionShape<Dtype::int4, E, 1>, kRows>;
+extern template bool fit_step<Int4Types<1, 128, 1>>(StepArgs&);
+extern template void launch_step<Int4Types<1, 128, 1>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<1, 128, 0>>(StepArgs&);
+extern template void launch_step<Int4Types<1, 128, 0>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<1, 64, 1>>(StepArgs&);
+extern template void launch_step<Int4Types<1, 64, 1>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<1, 64, 0>>(StepArgs&);
+extern template void launch_step<Int4Types<1, 64, 0>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<2, 128, 1>>(StepArgs&);
+extern template void launch_step<Int4Types<2, 128, 1>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<2, 128, 0>>(StepArgs&);
+extern template void launch_step<Int4Types<2, 128, 0>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<2, 64, 1>>(StepArgs&);
+extern template void launch_step<Int4Types<2, 64, 1>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<2, 64, 0>>(StepArgs&);
+extern template void launch_step<Int4Types<2, 64, 0>>(const StepArgs&, cudaStream_t);
 
 namespace {
 
 /// Calls use(Types{}) for the plan's kernel; false where there is none.
+template <int kGroups, int E, class Use>
+bool with_rows(const StepPlan& plan, Use use) {
+  plan.args.batch == 1 ? use(Int4Types<kGroups, E, 1>{}) : use(Int4Types<kGroups, E, 0>{});
+  return true;
+}
+template <int kGroups, class Use>
+bool with_heads(const StepPlan& plan, Use use) {
+  return plan.head_dim == 128  ? with_rows<kGroups, 128>(plan, use)
+         : plan.head_dim == 64 ? with_rows<kGroups, 64>(plan, use)
+                               : false;
+}
 template <class Use>
 bool with_types(const StepPlan& plan, Use use) {
   if (plan.weights != Dtype::int4 || plan.kv != Dtype::int4) return false;
-  if (plan.head_dim == 128) return plan.group == 32 ? use(Int4WideG32{}) : use(Int4Wide{}), true;
-  if (plan.head_dim == 64) return plan.group == 32 ? use(Int4NarrowG32{}) : use(Int4Narrow{}), true;
-  return false;
+  return plan.group == 32 ? with_heads<2>(plan, use) : with_heads<1>(plan, use);
 }
 
 StepShape shape_of(int rows, int cols, bool swiglu) {
@@ -53,6 +68,7 @@ std::string plan_step(StepPlan& plan) {
   if (a.batch > kStepMaxBatch) return cat("a batch of ", a.batch, ", the limit is ", kStepMaxBatch);
   if (H / J > kStepMaxHeads) return cat(H / J, " query heads a KV head, the limit is ", kStepMaxHeads);
   if (a.rope.rotary_dim != E) return cat("a rotary width of ", a.rope.rotary_dim, " of ", E);
+  if (J > multiprocessors()) return cat(J, " KV heads on ", multiprocessors(), " multiprocessors");
   if (F % 16 != 0) return cat("a feed-forward width of ", F, ", no multiple of 16");
   a.shape[static_cast<int>(Product::qkv)] = shape_of((H + 2 * J) * E, D, false);
   a.shape[static_cast<int>(Product::o)] = shape_of(D, H * E, false);

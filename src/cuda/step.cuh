@@ -22,8 +22,8 @@ namespace fut::cuda {
 template <class Types>
 class StepRoles {
  public:
-  __device__ StepRoles(const StepArgs& args, uint8_t* memory, StepBarriers& barriers)
-      : args_(args), memory_{args, memory}, barriers_(barriers) {}
+  __device__ StepRoles(const StepArgs& args, const StepUnits<Types>& units, uint8_t* memory, StepBarriers& barriers)
+      : args_(args), units_(units), memory_{args, memory}, barriers_(barriers) {}
 
   __device__ void initialise() {
     for (int i = 0; i < args_.stages; ++i) {
@@ -47,7 +47,7 @@ class StepRoles {
 
   __device__ __forceinline__ void produce() {
     StepProducer<Types> ring(args_, memory_, barriers_);
-    StepPages<Types> pages(args_, ring);
+    StepPages<Types> pages(args_, units_, ring);
     for (int i = 0;; ++i) {
       const int l = i / 4, part = i % 4;
       const bool head = l == args_.layer_count;
@@ -68,7 +68,7 @@ class StepRoles {
       const Stage from = part == 0 ? Stage::x_in : part == 1 ? Stage::a : part == 2 ? Stage::x_mid : Stage::h;
       const uint2* words = part == 0 ? args_.x_in : part == 1 ? args_.a : part == 2 ? args_.x_mid : args_.h;
       if (part == 1) {
-        StepAttend<Types>(c, memory_.layers()[l], l).run();
+        StepAttend<Types>(c, units_, memory_.layers()[l], l).run();
         c.end_stage();
       }
       c.begin_stage();
@@ -99,6 +99,7 @@ class StepRoles {
 
  private:
   const StepArgs& args_;
+  const StepUnits<Types>& units_;
   StepMemory<Types> memory_;
   StepBarriers& barriers_;
 };
@@ -107,7 +108,8 @@ template <class Types>
 __global__ void __launch_bounds__(kStepThreads, 1) decode_step_kernel(const __grid_constant__ StepArgs args) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ StepBarriers barriers;
-  StepRoles<Types> roles(args, memory, barriers);
+  __shared__ StepUnits<Types> units;
+  StepRoles<Types> roles(args, units, memory, barriers);
   if (threadIdx.x == 0) {
     Watch::given_up() = 0;
     StepConsumer<Types>::stages_ended() = 0;
@@ -115,7 +117,8 @@ __global__ void __launch_bounds__(kStepThreads, 1) decode_step_kernel(const __gr
     roles.initialise();
   }
   roles.load_layers();
-  __syncthreads();  // closes: barriers used before they are initialised
+  units.locate(args);
+  __syncthreads();  // closes: barriers used before they are initialised, units before they are located
   if (threadIdx.x < kStepConsumers) {
     roles.consume();
   } else if (threadIdx.x < kStepConsumers + 32) {
@@ -125,14 +128,15 @@ __global__ void __launch_bounds__(kStepThreads, 1) decode_step_kernel(const __gr
   }
 }
 
-inline constexpr int kStepSharedBytes = 232448 - 1024;
+inline constexpr int kStepSharedBytes = 232448 - 2048;
 
 /// Ring and activations for these types; false where too little of the ring would be left.
 template <class Types>
 bool fit_step(StepArgs& args) {
   const int layers = args.layer_count * static_cast<int>(sizeof(StepLayer));
-  constexpr int kMergeBytes = kQuads * Types::Attention::kMergeBytes, kInFlight = 48 * 1024, kFewestSlots = 3;
-  int staged = kMergeBytes - kSumsBytes;
+  constexpr int kMergeBytes = Types::Attention::kMergeBytes, kInFlight = 48 * 1024, kFewestSlots = 3;
+  const int pieces_bytes = args.splits * 17 * 8;  // a share of the merge, of all pieces
+  int staged = (kMergeBytes > pieces_bytes ? kMergeBytes : pieces_bytes) - kSumsBytes;
   for (int i = 0; i < kProducts; ++i) {
     const bool whole = i == static_cast<int>(Product::qkv) || i == static_cast<int>(Product::gate_up) ||
                        i == static_cast<int>(Product::head);

@@ -48,8 +48,7 @@ struct StepTrace {
   uint32_t begin = 0;     ///< when it came
   uint32_t gathered = 0;  ///< until it had what other blocks made (attention: until its queries were ready)
   uint32_t ready = 0;     ///< until it could multiply (attention: until its partial sums were published)
-  uint32_t starved = 0;   ///< of the rest, waiting for the ring
-  uint32_t pushing = 0;   ///< of the rest, handing sums to the finishing warps
+  uint32_t starved = 0;   ///< of the whole, waiting for the ring
   uint32_t end = 0;       ///< until it was through
 };
 

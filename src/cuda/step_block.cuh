@@ -13,24 +13,27 @@ inline constexpr int kStepWarps = 8, kStepConsumers = kStepWarps * 32;
 inline constexpr int kStepFinishWarps = 3, kStepFinishThreads = kStepFinishWarps * 32;
 inline constexpr int kStepThreads = kStepConsumers + 32 + kStepFinishThreads;
 inline constexpr int kStepMaxStages = 12, kStepMaxBatch = 8, kStepMaxHeads = 8;  ///< query heads a KV head
-inline constexpr int kQuads = kStepWarps / kAttentionWarps;
-inline constexpr int kStepRowTiles = 2;  ///< at a time, at most
+inline constexpr int kStepMaxUnits = kStepMaxBatch;                              ///< of attention, of a block
+inline constexpr int kStepRowTiles = 2;                                          ///< at a time, at most
 inline constexpr int kSumsFloats = kStepWarps * kStepRowTiles * 128, kSumsBytes = 2 * kSumsFloats * 4;
-enum NamedBarrier { kBarrierConsumers = 1, kBarrierQuad = 2 };  // kBarrierQuad + quad
+enum NamedBarrier { kBarrierConsumers = 1 };
 
-template <class Tile_, class Attention_>
+/// kRows: of the batch where the kernel is made for one row alone, else 0.
+template <class Tile_, class Attention_, int kRows>
 struct StepTypes {
   using Tile = Tile_;
   using Attention = Attention_;
+  static constexpr int kMostRows = kRows > 0 ? kRows : kStepMaxBatch;
+  __device__ static int rows(const StepArgs& args) { return kRows > 0 ? kRows : args.batch; }
   static constexpr int E = Attention::E;
   /// k-tiles of a chunk, a multiple of kClasses.
   static constexpr int kChunk = Tile::kChunkTiles / kStepRowTiles;
   static constexpr int kChunkBytes = kStepRowTiles * kChunk * Tile::kBytes;
-  static constexpr int kItemBytes = kAttentionWarps * Attention::kSlotBytes;
+  static constexpr int kItemBytes = kPairs * Attention::kSlotBytes;
   static constexpr int kSlotBytes = kChunkBytes > kItemBytes ? kChunkBytes : kItemBytes;
   static constexpr int kQueryBytes = kStepMaxHeads * E * 2, kNewBytes = 2 * E * 2;
   static constexpr int kFixedBytes =
-      kSumsBytes + kQuads * (kQueryBytes + kNewBytes) + kStepWarps * AttentionWarp<Attention>::kStartFloats * 4;
+      kSumsBytes + kQueryBytes + kNewBytes + kStepWarps * AttentionWarp<Attention>::kStartFloats * 4;
   static_assert(Attention::NB == 1 && Attention::kInt4);
 };
 
@@ -46,8 +49,8 @@ struct StepMemory {
   __device__ uint8_t* activations() const { return base + args.stages * Types::kSlotBytes; }
   __device__ float* sums() const { return reinterpret_cast<float*>(activations() + args.staged_bytes); }
   __device__ uint8_t* queries() const { return activations() + args.staged_bytes + kSumsBytes; }
-  __device__ uint8_t* fresh() const { return queries() + kQuads * Types::kQueryBytes; }
-  __device__ float* starts() const { return reinterpret_cast<float*>(fresh() + kQuads * Types::kNewBytes); }
+  __device__ uint8_t* fresh() const { return queries() + Types::kQueryBytes; }
+  __device__ float* starts() const { return reinterpret_cast<float*>(fresh() + Types::kNewBytes); }
   __device__ StepLayer* layers() const {
     return reinterpret_cast<StepLayer*>(starts() + kStepWarps * AttentionWarp<typename Types::Attention>::kStartFloats);
   }

@@ -29,8 +29,8 @@ class StepProducer {
         barrier_expect(full_ + 8 * slot, real * bytes);
         for (int r = 0; r < real; ++r) {
           const int64_t tile = int64_t{lot.row_tile(p, at, r)} * p.col_tiles + first;
-          bulk_copy(ring_ + slot * Types::kSlotBytes + r * kChunk * Tile::kBytes, tiles + tile * Tile::kBytes, bytes,
-                    full_ + 8 * slot);
+          bulk_copy_once(ring_ + slot * Types::kSlotBytes + r * kChunk * Tile::kBytes, tiles + tile * Tile::kBytes,
+                         bytes, full_ + 8 * slot);
         }
       }
     }
@@ -63,7 +63,8 @@ struct StepConsumer {
   const StepMemory<Types> memory;
   uint32_t ring, full, empty, summed, drained;
   RingCursor cursor;
-  uint32_t turn = 0;  ///< groups pushed so far
+  uint32_t turn = 0;     ///< groups pushed so far
+  uint32_t starved = 0;  ///< cycles of this stage
   Watch watch;
   int warp, lane;
 
@@ -76,6 +77,7 @@ struct StepConsumer {
     drained = shared_address(barriers.drained);
     warp = threadIdx.x >> 5;
     lane = threadIdx.x & 31;
+    asm volatile("" : "+r"(ring), "+r"(full), "+r"(empty));  // kept, not computed anew for every chunk
   }
   /// Of the first thread, where args.trace asks for it; in shared memory, since registers are scarce.
   __device__ static StepTrace& trace() {
@@ -90,6 +92,7 @@ struct StepConsumer {
   __device__ static uint32_t now() { return static_cast<uint32_t>(clock64()); }
   __device__ void end_stage() {
     if (!traced()) return;
+    trace().starved = starved;
     trace().end = now() - trace().begin;
     args.trace[blockIdx.x * (5 * args.layer_count + 1) + stages_ended()++] = trace();
   }
@@ -97,7 +100,8 @@ struct StepConsumer {
   /// A stage begins: what the compiler derives from these is computed here, not kept in registers through all others.
   __device__ void begin_stage() {
     asm volatile("" : "+r"(warp), "+r"(lane));
-    if (traced()) trace() = {now(), 0, 0, 0, 0, 0};
+    starved = 0;
+    if (traced()) trace() = {now(), 0, 0, 0, 0};
   }
   /// What this step's tags count from.
   __device__ static uint32_t& base() {
@@ -105,10 +109,11 @@ struct StepConsumer {
     return tag;
   }
   __device__ int thread() const { return warp * 32 + lane; }
+  __device__ int rows() const { return Types::rows(args); }
   __device__ void wait_slot() {
-    const uint32_t from = traced() ? now() : 0;
+    const uint32_t from = now();
     barrier_wait(full + 8 * cursor.slot, cursor.parity);
-    if (traced()) trace().starved += now() - from;
+    starved += now() - from;
   }
   __device__ uint32_t slot_data() const { return ring + cursor.slot * Types::kSlotBytes; }
   /// All sums that were pushed have been read.
@@ -145,13 +150,12 @@ class StepMultiply {
       for (int first = 0; first < p_.col_tiles; first += p_.piece) {
         const int tiles = min(p_.piece, p_.col_tiles - first);
         if (p_.piece < p_.col_tiles || at == lot.first) {
-          named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments overwritten while read
           if (normalise) {
             stage_normalised(words, tag);
-          } else if (tiles * 8 * c_.args.batch <= 2 * kStepConsumers) {
+          } else if (tiles * 8 * c_.rows() <= 2 * kStepConsumers) {
             stage_rounded<2>(words, tag, first, tiles);
           } else {
-            stage_rounded<4>(words, tag, first, tiles);
+            stage_rounded<8>(words, tag, first, tiles);
           }
           if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
           named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments read before all are there
@@ -163,28 +167,29 @@ class StepMultiply {
           chunks<false>(acc, tiles, normalise);
         }
       }
-      const uint32_t from = c_.traced() ? c_.now() : 0;
       push(acc);
-      if (c_.traced()) c_.trace().pushing += c_.now() - from;
     }
   }
 
  private:
   __device__ void store_fragment(int unit, int n, const uint32_t (&pair)[4]) const {
-    store_shared_16(fragments_ + ((unit >> 2) * c_.args.batch + n) * 64 + (unit & 3) * 16, pair);
+    store_shared_16(fragments_ + ((unit >> 2) * c_.rows() + n) * 64 + (unit & 3) * 16, pair);
   }
 
   /// kAtOnce units a thread are under way together: no more than there are, since what is read twice is in the way.
   template <int kAtOnce>
   __device__ void stage_rounded(const uint2* a, uint32_t tag, int first, int tiles) const {
-    const int units = tiles * 8, B = c_.args.batch, total = units * B;
-    for (int at = c_.thread(); at < total; at += kAtOnce * kStepConsumers) {
+    const int units = tiles * 8, B = c_.rows(), total = units * B;
+#pragma unroll 1
+    for (int begin = 0; begin < total; begin += kAtOnce * kStepConsumers) {
+      const int at = begin + c_.thread();
       uint4 words[2 * kAtOnce];
       const auto place = [&](int i) { return min(at + i * kStepConsumers, total - 1); };
       gather(words, tag, c_.watch, c_.args.fault, [&](int i) {
         const int unit = place(i / 2), n = B == 1 ? 0 : unit / units, u = first * 8 + unit - n * units;
         return a + int64_t{n} * (p_.cols / 2) + u * 4 + i % 2 * 2;
       });
+      if (begin == 0) named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments overwritten while read
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (at + i * kStepConsumers >= total) break;
@@ -200,7 +205,7 @@ class StepMultiply {
   __device__ void stage_normalised(const uint2* x, uint32_t tag) const {
     constexpr int kKept = 2;
     const int units = p_.cols / 8, tid = c_.thread();
-    if (c_.args.batch == 1 && units <= kKept * kStepConsumers) {
+    if (c_.rows() == 1 && units <= kKept * kStepConsumers) {
       float sum[2] = {};
       uint4 words[4 * kKept];
       gather(words, tag, c_.watch, c_.args.fault,
@@ -209,14 +214,15 @@ class StepMultiply {
       for (int i = 0; i < kKept; ++i) {
         if (tid + i * kStepConsumers < units) add_unit(sum[i & 1], words + 4 * i);
       }
-      const float inverse = inverse_rms(sum, 0);
+      const float inverse = inverse_rms(sum, 0);  // its barrier closes: fragments overwritten while read
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         if (tid + i * kStepConsumers < units) store_unit(tid + i * kStepConsumers, 0, words + 4 * i, inverse);
       }
       return;
     }
-    for (int n = 0; n < c_.args.batch; ++n) {
+    named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments overwritten while read
+    for (int n = 0; n < c_.rows(); ++n) {
       float sum[2] = {};
       uint4 words[4];
       for (int u = tid; u < units; u += 2 * kStepConsumers) {
@@ -267,11 +273,11 @@ class StepMultiply {
 
   /// This lane's fragments of k-tile j.
   __device__ uint32_t fragment_address(int j) const {
-    const int n = min(c_.lane >> 2, c_.args.batch - 1);
-    return fragments_ + (j * 2 * c_.args.batch + n) * 64 + (c_.lane & 3) * 16;
+    const int n = min(c_.lane >> 2, c_.rows() - 1);
+    return fragments_ + (j * 2 * c_.rows() + n) * 64 + (c_.lane & 3) * 16;
   }
   __device__ void load_fragments(uint32_t (&b)[8], uint32_t at) const {
-    const uint4 low = load_shared_16(at), high = load_shared_16(at + c_.args.batch * 64);
+    const uint4 low = load_shared_16(at), high = load_shared_16(at + c_.rows() * 64);
     b[0] = low.x, b[1] = low.y, b[2] = low.z, b[3] = low.w;
     b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
   }
@@ -285,7 +291,7 @@ class StepMultiply {
       c_.wait_slot();
       const uint32_t stage = c_.slot_data();
       if (at + kChunk <= tiles) {
-        const uint32_t pitch = kStepWarps * 128 * c_.args.batch;
+        const uint32_t pitch = kStepWarps * 128 * c_.rows();
         uint32_t fragments = fragment_address(at + c_.warp);
 #pragma unroll
         for (int i = 0; i < T; ++i, fragments += pitch)
@@ -364,7 +370,7 @@ class StepFinish {
     const Bf16* table = static_cast<const Bf16*>(args_.embedding.data);
     const StepLot lot(p, false);
     for (int at = lot.first; at < lot.end; at += lot.stride()) {
-      for (int i = thread_; i < 32 * args_.batch; i += kStepFinishThreads) {
+      for (int i = thread_; i < 32 * Types::rows(args_); i += kStepFinishThreads) {
         const int n = i / 32, r = i % 32 / 16, row = lot.row_tile(p, at, r) * 16 + i % 16;
         if (!lot.real(at, r) || row >= p.rows) continue;
         const float x = to_f32(bf16_tile_element(table, args_.embedding.cols, args_.tokens[n], row));
@@ -377,10 +383,10 @@ class StepFinish {
   /// Every sum of a product: a thread takes row i % 32 (SwiGLU: 16) of what is taken, for sequence i / 32 (16).
   __device__ void product(Product product, const StepMatrix& matrix, float scale, float swiglu_scale, uint2* to,
                           uint32_t tag) {
-    constexpr int kMost = (32 * kStepMaxBatch + kStepFinishThreads - 1) / kStepFinishThreads;
+    constexpr int kMost = (32 * Types::kMostRows + kStepFinishThreads - 1) / kStepFinishThreads;
     const StepShape& p = args_.shape[static_cast<int>(product)];
     const bool pairs = product == Product::gate_up, adds = product == Product::o || product == Product::down;
-    const int log_rows = pairs ? 4 : 5, count = args_.batch << log_rows;
+    const int log_rows = pairs ? 4 : 5, count = Types::rows(args_) << log_rows;
     const StepLot lot(p, pairs);
     for (int at = lot.first; at < lot.end; at += lot.stride(), ++turn_) {
       const auto tile_of = [&](int i) { return pairs ? 0 : i >> 4 & 1; };
@@ -399,7 +405,7 @@ class StepFinish {
       for (int turn = 0; turn < kMost; ++turn) {
         const int i = thread_ + turn * kStepFinishThreads;
         if ((i & ~31) >= count) break;
-        const int n = min(i >> log_rows, args_.batch - 1), row = row_of(i);
+        const int n = min(i >> log_rows, Types::rows(args_) - 1), row = row_of(i);
         const bool mine = valid(i);
         const float y = value(sums, matrix.scale, scale, tile_of(i), i % 16, n, mine ? row : 0);
         if (pairs) {

@@ -1,7 +1,9 @@
 // How a warp reads a tile of 16 x 64 weights out of shared memory and multiplies it: one struct a weight format.
 //
-//   INT4   int4_fragment.h. Masks leave q * 2^-24 (rows 0-7) and q * 2^-20 (rows 8-15) as FP16 subnormals, exact in the
-//          product; row_unit() takes the powers of two out at the end, and -8 sum(a) is the accumulator's start value.
+//   INT4   int4_fragment.h. Rows 0-7 are multiplied as q * 2^-24, FP16 subnormals, exact in the product; rows 8-15 with
+//          the code below them still there, as (16 q + q') * 2^-24, from which the accumulators take q' away again:
+//          four operations for eight codes instead of five. row_unit() takes the powers of two out at the end, and -8
+//          sum(a) is the accumulator's start value.
 //   E4M3   [k-step pair][lane] of 16 bytes: the fragments a0 a1 a2 a3 of two k-steps, two codes each. 1024 bytes.
 //   BF16   [k-step][lane] of 16 bytes: a0 a1 a2 a3. 2048 bytes.
 #pragma once
@@ -62,6 +64,14 @@ __device__ inline void unpack_int4(uint32_t (&a)[4], uint32_t word) {
   a[3] = upper & 0x00f000f0u;
 }
 
+/// The same, but a1 and a3 are bytes: 16 times their code, and the code of a0 or a2.
+__device__ inline void unpack_int4_bytes(uint32_t (&a)[4], uint32_t word) {
+  a[0] = word & 0x000f000fu;
+  a[1] = word & 0x00ff00ffu;
+  a[3] = __byte_perm(word, 0, 0x4341);
+  a[2] = a[3] & 0x000f000fu;
+}
+
 template <int kGroups_>
 struct Int4Tile {
   using Operand = HalfOperand;
@@ -94,6 +104,12 @@ struct Int4Tile {
     for (int i = 0; i < kGroups; ++i) start.sum[i] = load_shared_f2(sums + i * 32 + t * 8);
   }
 
+  /// Of a k-tile's starts (groups, rows), those of columns n and n + 1.
+  __device__ static void load_column_start(Start& start, uint32_t starts, int rows, int n) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) start.sum[i] = load_shared_f2(starts + (i * rows + n) * 4);
+  }
+
   __device__ static void make_start(Start& start, const uint32_t (&b)[8]) {
     const uint32_t minus_eight[4] = {0x80088008u, 0x80088008u, 0x80088008u, 0x80088008u};
 #pragma unroll
@@ -110,18 +126,18 @@ struct Int4Tile {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       const float2 s = start.sum[i];
-      float d[4] = {s.x, s.y, 16.0f * s.x, 16.0f * s.y};
+      float d[4] = {s.x, s.y, 17.0f * s.x, 17.0f * s.y};
 #pragma unroll
       for (int step = i * 4 / kGroups; step < (i + 1) * 4 / kGroups; ++step) {
         uint32_t a[4];
-        unpack_int4(a, w.code[step]);
+        unpack_int4_bytes(a, w.code[step]);
         mma(Operand{}, d, a, b[2 * step], b[2 * step + 1]);
       }
       const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&w.scale[i]));
       acc[0] = fmaf(scale.x, d[0], acc[0]);
       acc[1] = fmaf(scale.x, d[1], acc[1]);
-      acc[2] = fmaf(scale.y, d[2], acc[2]);
-      acc[3] = fmaf(scale.y, d[3], acc[3]);
+      acc[2] = fmaf(scale.y, d[2] - d[0], acc[2]);
+      acc[3] = fmaf(scale.y, d[3] - d[1], acc[3]);
     }
   }
 };
@@ -141,6 +157,7 @@ struct E4m3Tile {
     return {{load_shared_16(tile + lane * 16), load_shared_16(tile + 512 + lane * 16)}};
   }
   __device__ static void load_start(Start&, uint32_t, int) {}
+  __device__ static void load_column_start(Start&, uint32_t, int, int) {}
   __device__ static void make_start(Start&, const uint32_t (&)[8]) {}
 
   __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start&) {
@@ -173,6 +190,7 @@ struct Bf16Tile {
     return w;
   }
   __device__ static void load_start(Start&, uint32_t, int) {}
+  __device__ static void load_column_start(Start&, uint32_t, int, int) {}
   __device__ static void make_start(Start&, const uint32_t (&)[8]) {}
 
   __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start&) {
