@@ -577,6 +577,46 @@ TEST(QuantisedModelTest, GptqIsDeterministicAndRotates) {
   }
 }
 
+/// A backend whose products heed no input scale.
+class PlainBackend final : public Backend {
+ public:
+  std::string name() const override { return "plain"; }
+  void* allocate(size_t bytes) override { return cpu_->allocate(bytes); }
+  void release(void* data, size_t bytes) override { cpu_->release(data, bytes); }
+  void upload(void* to, const void* from, size_t bytes) override { cpu_->upload(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { cpu_->download(to, from, bytes); }
+  size_t free_bytes() const override { return cpu_->free_bytes(); }
+  PlacedWeight place(const HostWeight& weight) override { return cpu_->place(weight); }
+  void embed(const EmbedArgs&) override {}
+  void qkv_rope_cache(const QkvArgs&) override {}
+  void qkv_rope_append(const QkvArgs&) override {}
+  void attention_prefill(const AttentionArgs&) override {}
+  void attention_decode(const AttentionArgs&) override {}
+  void o_proj_residual(const ResidualGemmArgs&) override {}
+  void gate_up_swiglu(const GateUpArgs&) override {}
+  void down_residual(const ResidualGemmArgs&) override {}
+  void lm_head(const LmHeadArgs&) override {}
+
+ private:
+  std::unique_ptr<Backend> cpu_ = make_backend("cpu", {}, {Dtype::int4});
+};
+
+TEST(QuantisedModelTest, ABackendWithoutInputScalesFoldsOrRefuses) {
+  TempFolder folder;
+  write_gained_fixture(folder);
+  PlainBackend backend;
+  WeightOptions options;
+  options.group = 32;
+  const ModelWeights folded = load_weights(backend, ModelSource::open(folder.path()), options);
+  EXPECT_EQ(folded.for_decode(0).qkv.weight.input_scale, nullptr);
+  EXPECT_EQ(folded.for_decode(1).gate_up.weight.input_scale, nullptr);
+  write_quantised(folder.path(), folder.file("made"), "rtn");
+  const ModelSource made = ModelSource::open(folder.file("made"));
+  expect_refused([&] { load_weights(backend, made, options); }, {"input scales", "plain", "--backend cpu"});
+  const auto cpu = make_backend("cpu", {}, {Dtype::int4});
+  EXPECT_NE(load_weights(*cpu, made, options).for_decode(0).qkv.weight.input_scale, nullptr);
+}
+
 /// The walk sees what the model's own decode path makes: it records the same largest outputs.
 TEST(QuantisedModelTest, TheWalkIsTheDecodePath) {
   TempFolder folder;
