@@ -101,14 +101,20 @@ TEST(ConfigTest, MissingAndImpossibleNumbers) {
 }
 
 TEST(ConfigTest, RefusesWhatWouldChangeTheMathematics) {
-  expect_config_refused(R"({"model_type":"qwen2"})", {"qwen2", "llama"});
+  expect_config_refused(R"({"model_type":"qwen2_moe"})", {"qwen2_moe", "llama, mistral, qwen2 and qwen3"});
+  expect_config_refused(R"({"model_type":"qwen2"})", {"LlamaForCausalLM", "\"qwen2\"", "Qwen2ForCausalLM"});
   expect_config_refused(R"({"model_type":null})", {"model_type"});
   expect_config_refused(R"({"architectures":["LlamaForSequenceClassification"]})", {"LlamaForSequenceClassification"});
-  expect_config_refused(R"({"attention_bias":true})", {"attention_bias"});
-  expect_config_refused(R"({"mlp_bias":true})", {"mlp_bias"});
+  expect_config_refused(R"({"attention_bias":1})", {"attention_bias", "true or false"});
+  expect_config_refused(R"({"rope_interleaved":true})", {"rope_interleaved"});
+  expect_config_refused(R"({"use_mrope":true})", {"use_mrope"});
   expect_config_refused(R"({"hidden_act":"gelu"})", {"hidden_act", "gelu"});
-  expect_config_refused(R"({"partial_rotary_factor":0.5})", {"partial_rotary_factor 0.5"});
-  expect_config_refused(R"({"sliding_window":128})", {"sliding_window"});
+  for (const char* factor : {"0", "-0.5", "1.5", "\"half\"", "0.05", "0.7"})
+    expect_config_refused(cat(R"({"partial_rotary_factor":)", factor, "}"), {"partial_rotary_factor"});
+  expect_config_refused(R"({"sliding_window":128})", {"sliding_window 128", "max_position_embeddings 256"});
+  EXPECT_EQ(parse(R"({"sliding_window":256})").width, 64);
+  expect_config_refused(R"({"layer_types":["full_attention","sliding_attention"]})",
+                        {"layer_types", "sliding_attention"});
   EXPECT_EQ(parse(R"({"sliding_window":128,"use_sliding_window":false})").width, 64);
   EXPECT_EQ(parse(R"({"sliding_window":null})").width, 64);
   EXPECT_EQ(
@@ -156,10 +162,86 @@ TEST(ConfigTest, RopeTypes) {
                         R"("original_max_position_embeddings":32}})",
                         {"high_freq_factor 4", "low_freq_factor 4"});
   expect_config_refused(R"({"rope_scaling":"linear"})", {"rope_scaling"});
-  expect_config_refused(R"({"rope_parameters":{"rope_type":"default","partial_rotary_factor":0.5}})",
-                        {"rope_parameters", "partial_rotary_factor 0.5"});
+  expect_config_refused(R"({"rope_parameters":{"rope_type":"default","partial_rotary_factor":2}})",
+                        {"rope_parameters", "partial_rotary_factor is 2"});
   expect_config_refused(R"({"rope_theta":1e-300,"head_dim":1024,"rope_scaling":{"type":"linear","factor":1e-300}})",
                         {"rope_theta 1e-300"});
+}
+
+/// A configuration of another architecture, without the keys that a plain one gives.
+LlamaConfig parse_bare(const std::string& type, const std::string& name, const std::string& changes = "{}") {
+  json c = {{"architectures", {name}}, {"model_type", type},        {"hidden_size", 4096}, {"intermediate_size", 96},
+            {"num_hidden_layers", 2},  {"num_attention_heads", 32}, {"vocab_size", 259}};
+  c.update(json::parse(changes));
+  return parse_config(c.dump(), "{}", "x/config.json");
+}
+
+/// Of transformers 5.24's configuration classes.
+TEST(ConfigTest, WhatAbsentKeysMeanToEachArchitecture) {
+  const LlamaConfig llama = parse_bare("llama", "LlamaForCausalLM"),
+                    mistral = parse_bare("mistral", "MistralForCausalLM", R"({"sliding_window":null})"),
+                    qwen2 = parse_bare("qwen2", "Qwen2ForCausalLM"), qwen3 = parse_bare("qwen3", "Qwen3ForCausalLM");
+  const auto numbers = [](const LlamaConfig& c) {
+    return std::vector<int64_t>{c.kv_heads, c.head_dim, c.rotary_dim, c.positions};
+  };
+  EXPECT_EQ(numbers(llama), (std::vector<int64_t>{32, 128, 128, 2048}));
+  EXPECT_EQ(numbers(mistral), (std::vector<int64_t>{8, 128, 128, 131072}));
+  EXPECT_EQ(numbers(qwen2), (std::vector<int64_t>{32, 128, 128, 32768}));
+  EXPECT_EQ(numbers(qwen3), (std::vector<int64_t>{32, 128, 128, 32768}));
+  EXPECT_EQ(parse_bare("qwen3", "Qwen3ForCausalLM", R"({"hidden_size":1024})").head_dim, 128);
+  EXPECT_EQ(parse_bare("qwen2", "Qwen2ForCausalLM", R"({"hidden_size":1024})").head_dim, 32);
+  const LlamaConfig null =
+      parse_bare("mistral", "MistralForCausalLM", R"({"sliding_window":null,"num_key_value_heads":null})");
+  EXPECT_EQ(null.kv_heads, 32);
+  const auto flags = [](const LlamaConfig& c) {
+    return std::vector<bool>{c.qkv_bias, c.o_bias, c.mlp_bias, c.head_norm};
+  };
+  EXPECT_EQ(flags(llama), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(flags(mistral), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(flags(qwen2), (std::vector<bool>{true, false, false, false}));
+  EXPECT_EQ(flags(qwen3), (std::vector<bool>{false, false, false, true}));
+  const char* biased = R"({"attention_bias":true,"mlp_bias":true})";
+  EXPECT_EQ(flags(parse_bare("llama", "LlamaForCausalLM", biased)), (std::vector<bool>{true, true, true, false}));
+  EXPECT_EQ(flags(parse_bare("qwen3", "Qwen3ForCausalLM", biased)), (std::vector<bool>{true, true, false, true}));
+}
+
+TEST(ConfigTest, SlidingWindowsInUseAreRefused) {
+  const auto refused = [](const char* type, const char* name, const char* changes, const std::string& word) {
+    expect_refused([&] { parse_bare(type, name, changes); }, {"x/config.json", word});
+  };
+  refused("mistral", "MistralForCausalLM", "{}", "sliding_window 4096 (which it is if not given)");
+  refused("mistral", "MistralForCausalLM", R"({"sliding_window":4096,"use_sliding_window":false})",
+          "sliding_window 4096");
+  refused("mistral", "MistralForCausalLM", R"({"sliding_window":0,"max_position_embeddings":64})",
+          "sliding_window is 0");
+  refused("qwen2", "Qwen2ForCausalLM", R"({"use_sliding_window":true,"max_window_layers":1})", "sliding_window 4096");
+  refused("qwen3", "Qwen3ForCausalLM", R"({"use_sliding_window":true,"sliding_window":64,"max_window_layers":0})",
+          "sliding_window 64");
+  refused("qwen3", "Qwen3ForCausalLM", R"({"layer_types":["sliding_attention","full_attention"]})", "layer_types");
+  const auto taken = [](const char* type, const char* name, const char* changes) {
+    EXPECT_EQ(parse_bare(type, name, changes).layers, 2) << changes;
+  };
+  taken("mistral", "MistralForCausalLM", R"({"max_position_embeddings":4096})");
+  taken("qwen2", "Qwen2ForCausalLM", R"({"sliding_window":64,"use_sliding_window":false})");
+  taken("qwen2", "Qwen2ForCausalLM", R"({"use_sliding_window":true,"sliding_window":64})");  // from layer 28 on
+  taken("qwen2", "Qwen2ForCausalLM", R"({"use_sliding_window":true,"sliding_window":null,"max_window_layers":0})");
+  taken("qwen3", "Qwen3ForCausalLM",
+        R"({"use_sliding_window":true,"layer_types":["full_attention","full_attention"]})");
+}
+
+TEST(ConfigTest, PartialRotary) {
+  const LlamaConfig half = parse(R"({"head_dim":64,"partial_rotary_factor":0.5})");
+  EXPECT_EQ(half.rotary_dim, 32);
+  const std::vector<double> frequencies = rope_inverse_frequencies(half);
+  ASSERT_EQ(frequencies.size(), 16u);
+  EXPECT_DOUBLE_EQ(frequencies[1], std::pow(10000.0, -1.0 / 16));
+  // The block comes before what is beside it.
+  EXPECT_EQ(parse(R"({"head_dim":64,"partial_rotary_factor":0.5,"rope_parameters":{"rope_theta":1e4}})").rotary_dim,
+            32);
+  EXPECT_EQ(parse(R"({"head_dim":64,"partial_rotary_factor":0.5,"rope_parameters":{"partial_rotary_factor":0.25}})")
+                .rotary_dim,
+            16);
+  EXPECT_EQ(parse(R"({"head_dim":10,"partial_rotary_factor":0.6})").rotary_dim, 6);
 }
 
 TEST(ConfigTest, YarnRefusesWhatItCannotUse) {

@@ -95,6 +95,9 @@ std::vector<Known> known_models() {
   add("K1 dtype", {.config = R"({"dtype":"bfloat16"})", .drop = {"torch_dtype"}, .stored = "BF16"}, 65.200575, {});
   add("K1 no dtype", {.drop = {"torch_dtype"}, .stored = "BF16"}, 65.200575, {});
   add("V2 padded vocabulary", {.build = R"({"vocab_size":320})"}, 71.274592, {153, 47, 129, 191, 106, 52});
+  add("B1 biases", {.config = R"({"attention_bias":true,"mlp_bias":true})", .attention_bias = true, .mlp_bias = true},
+      71.222059, {43, 99, 43, 99, 43, 99});
+  add("R3 half rotary", {.config = R"({"partial_rotary_factor":0.5})"}, 64.623402, {77, 218, 155, 117, 89, 82});
   add("W1 ratio 3", {.build = R"({"hidden_size":96,"num_attention_heads":6,"num_key_value_heads":2})"}, 69.103750,
       {110, 65, 152, 148, 202, 164});
   return models;
@@ -150,11 +153,9 @@ TEST(FixtureModelsTest, WhatWouldRunWronglyIsRefused) {
   const Case cases[] = {
       {{.config = R"({"rope_scaling":{"rope_type":"longrope","factor":4}})"}, {"longrope", "rope"}},
       {{.config = R"({"num_key_value_heads":3})"}, {"num_attention_heads 4", "num_key_value_heads 3"}},
-      {{.config = R"({"partial_rotary_factor":0.5})"}, {"partial_rotary_factor"}},
       {{.config = R"({"num_hidden_layers":1})"}, {"model.layers.1.", "the configuration says 1 layers"}},
-      {{.config = R"({"attention_bias":true,"mlp_bias":true})", .attention_bias = true, .mlp_bias = true}, {"bias"}},
-      {{.attention_bias = true, .mlp_bias = true}, {".bias", "biases are not supported"}},
-      {{.config = R"({"attention_bias":true,"mlp_bias":true})"}, {"bias"}},
+      {{.attention_bias = true, .mlp_bias = true}, {"model.layers.0.mlp.down_proj.bias", "no such bias"}},
+      {{.config = R"({"attention_bias":true,"mlp_bias":true})"}, {"model.layers.0.self_attn.q_proj.bias", "not found"}},
       {{.config = R"({"intermediate_size":100})"}, {"gate_proj", "(96, 64)", "(100, 64)"}},
       {{.config = R"({"num_hidden_layers":3})"}, {"model.layers.2.", "not found"}},
       {{.lm_head = "no"}, {"lm_head.weight", "not found"}},

@@ -316,7 +316,8 @@ TEST_F(GgufTest, RefusesMetadataThatMakesNoModel) {
   }
   GgufBuilder other = metadata("general.architecture");
   expect_model_refused(other, {"architecture \"\""});
-  expect_model_refused(other.text("general.architecture", "qwen2"), {"\"qwen2\"", "expected \"llama\""});
+  expect_model_refused(other.text("general.architecture", "qwen2moe"),
+                       {"\"qwen2moe\"", "expected \"llama\", \"qwen2\" or \"qwen3\""});
   expect_model_refused(metadata(), {"token_embd.weight"});
 
   const auto with = [](std::string_view key, auto set) {
@@ -356,8 +357,9 @@ TEST_F(GgufTest, RefusesMetadataThatMakesNoModel) {
   expect_model_refused(with_u32("llama.attention.value_length", 16), {"value_length"});
   expect_model_refused(with_u32("llama.expert_count", 8), {"experts"});
   expect_model_refused(with_u32("split.count", 2), {"split"});
-  GgufBuilder partial = with_u32("llama.rope.dimension_count", 4);
-  expect_model_refused(partial.u32("llama.attention.key_length", 8), {"llama.rope.dimension_count", "4", "8"});
+  GgufBuilder wide = with_u32("llama.rope.dimension_count", 10), uneven = with_u32("llama.rope.dimension_count", 3);
+  expect_model_refused(wide.u32("llama.attention.key_length", 8), {"llama.rope.dimension_count is 10", "8"});
+  expect_model_refused(uneven.u32("llama.attention.key_length", 8), {"llama.rope.dimension_count is 3", "even"});
   GgufBuilder rows = metadata();
   add_embedding(rows).tensor("blk.0.attn_k.weight", test::kGgmlF32, {4, 32}, bytes_of(Floats(128)));
   expect_model_refused(rows, {"blk.0.attn_k.weight", "32 rows", "2 heads of 8"});

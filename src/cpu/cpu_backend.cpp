@@ -20,18 +20,27 @@ namespace fut {
 namespace cpu {
 namespace {
 
-/// y = input W^T with the row factors applied: (T, N).
+/// y = input W^T with the row factors applied, and the bias: (T, N).
 std::vector<float> multiply(const GemmInput& input, const Weight& weight) {
   const int64_t rows = static_cast<int64_t>(input.row_factor.size());
   std::vector<float> y(rows * weight.rows);
   gemm(y.data(), input.values.data(), rows, weight);
   parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      if (input.row_factor[t] == 1.0f) continue;
-      for (int64_t n = 0; n < weight.rows; ++n) y[t * weight.rows + n] *= input.row_factor[t];
+      float* row = y.data() + t * weight.rows;
+      const float factor = input.row_factor[t];
+      for (int64_t n = 0; factor != 1.0f && n < weight.rows; ++n) row[n] *= factor;
+      for (int64_t n = 0; weight.bias && n < weight.rows; ++n) row[n] += weight.bias[n];
     }
   });
   return y;
+}
+
+void normalise_head(float* head, const float* gain, int width, float eps) {
+  double sum = 0;
+  for (int i = 0; i < width; ++i) sum += double{head[i]} * head[i];
+  const float rstd = static_cast<float>(1.0 / std::sqrt(sum / width + eps));
+  for (int i = 0; i < width; ++i) head[i] = head[i] * rstd * gain[i];
 }
 
 void apply_rope(float* head, const Rope& rope, int64_t position) {
@@ -53,6 +62,7 @@ void finish_qkv_row(const QkvArgs& args, int64_t t, int64_t position, float* y) 
   const float q_scale = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(E)));
   for (int h = 0; h < H + J; ++h) {
     float* head = y + int64_t{h} * E;
+    if (args.q_norm) normalise_head(head, h < H ? args.q_norm : args.k_norm, E, args.residual.eps);
     apply_rope(head, args.rope, position);
     if (h >= H && cache.key_mean) {
       for (int i = 0; i < E; ++i) head[i] -= cache.key_mean[(h - H) * E + i];
@@ -139,6 +149,11 @@ class CpuBackend final : public Backend {
       upload(placed.input_scale_storage.as<void>(), host.input_scale.data(), host.input_scale.size() * sizeof(float));
       w.input_scale = placed.input_scale_storage.as<float>();
     }
+    if (!host.bias.empty()) {
+      placed.bias_storage = Buffer(*this, host.bias.size() * sizeof(float));
+      upload(placed.bias_storage.as<void>(), host.bias.data(), host.bias.size() * sizeof(float));
+    }
+    w.bias = placed.bias_storage.as<float>();
     w.data = placed.storage.as<void>();
     w.scale = placed.scale_storage.as<float>();
     w.bytes = static_cast<int64_t>(placed.storage.bytes() + placed.scale_storage.bytes());

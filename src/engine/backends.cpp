@@ -10,23 +10,28 @@
 #endif
 
 namespace fut {
-namespace {
 
-#ifdef FUT_HAS_CUDA
-
-/// What of a model has no kernel on a card; empty: nothing. Said here, because an operation would only say it after
-/// minutes of loading.
+/// Said here, because an operation would only say it after minutes of loading.
 std::string without_kernel(const LlamaConfig& c, const std::vector<Dtype>& formats) {
   if (std::find(formats.begin(), formats.end(), Dtype::f32) != formats.end())
     return "weights and caches in f32 run on the CPU alone (choose int4, fp8 or bf16)";
   if (c.head_dim != 64 && c.head_dim != 128) return cat("heads are ", c.head_dim, " wide, it knows 64 and 128");
   if (c.heads > 16 * c.kv_heads)
     return cat(c.heads, " heads share ", c.kv_heads, " KV heads, the limit is 16 query heads each");
+  if (c.qkv_bias || c.o_bias || c.mlp_bias)
+    return cat("its products know no biases (", c.architecture, " here has them)");
+  if (c.head_norm) return cat("it knows no norm over the heads of q and k (", c.architecture, " has it)");
+  if (c.rotary_dim != c.head_dim)
+    return cat("RoPE turns ", c.rotary_dim, " of ", c.head_dim, " channels, it knows all of them");
   for (const auto& [what, size] : {std::pair{"width", c.width}, std::pair{"feed-forward width", c.feed_forward}}) {
     if (size % 64 != 0) return cat("the ", what, " is ", size, ", no multiple of 64");
   }
   return "";
 }
+
+namespace {
+
+#ifdef FUT_HAS_CUDA
 
 /// Why this model cannot run on a card here; empty: it can.
 std::string obstacle_on_card(const LlamaConfig& config, const std::vector<Dtype>& formats) {

@@ -19,6 +19,10 @@ namespace fut {
 std::unique_ptr<Backend> make_backend(const std::string& name, const LlamaConfig& config,
                                       const std::vector<Dtype>& formats);
 
+/// What of such a model has no kernel on a card, as a message says it; empty: nothing. Whatever the build, so that it
+/// can be tested.
+std::string without_kernel(const LlamaConfig& config, const std::vector<Dtype>& formats);
+
 /// One kind of stage of a decode step that runs as one kernel: means over the multiprocessors and layers, in cycles. As
 /// StageCycles in cuda/replay.h.
 struct StepStage {

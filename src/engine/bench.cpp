@@ -25,7 +25,7 @@ LlamaConfig shape(int64_t width, int64_t feed_forward, int64_t layers, int64_t h
   c.layers = layers;
   c.heads = heads;
   c.kv_heads = kv_heads;
-  c.head_dim = width / heads;
+  c.head_dim = c.rotary_dim = width / heads;
   c.vocabulary = vocabulary;
   c.rope_theta = 500000;
   return c;

@@ -125,7 +125,7 @@ void Workload::make_rope() {
   sin_ = Buffer(backend_, sin.size() * sizeof(float));
   backend_.upload(cos_.as<void>(), cos.data(), cos_.bytes());
   backend_.upload(sin_.as<void>(), sin.data(), sin_.bytes());
-  rope_ = {cos_.as<float>(), sin_.as<float>(), static_cast<int>(c_.head_dim), positions};
+  rope_ = {cos_.as<float>(), sin_.as<float>(), static_cast<int>(c_.rotary_dim), positions};
 }
 
 /// Every sequence holds `context` tokens that were never computed.

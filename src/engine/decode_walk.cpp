@@ -18,6 +18,13 @@ Buffer upload_floats(Backend& backend, const std::vector<float>& values) {
   return buffer;
 }
 
+void normalise_head(double* head, const std::vector<float>& gain, double eps) {
+  double sum = 0;
+  for (size_t i = 0; i < gain.size(); ++i) sum += head[i] * head[i];
+  const double rms = std::sqrt(sum / static_cast<double>(gain.size()) + eps);
+  for (size_t i = 0; i < gain.size(); ++i) head[i] *= gain[i] / rms;
+}
+
 /// The keys and values of one layer, for as many sequences as step together.
 class LayerCache {
  public:
@@ -127,32 +134,50 @@ void DecodeWalk::see_normalised(const See& see) const {
   }
 }
 
-/// The mean of all keys after RoPE, (J * E). A turn is linear, so at each position the mean input gives the mean key.
-std::vector<float> DecodeWalk::mean_key(const HostWeight& qkv) const {
-  const int64_t D = config_.width, E = config_.head_dim, width = config_.kv_heads * E, half = E / 2;
+/// The mean of all keys after RoPE, (J * E). A turn is linear, and without a norm over the heads so is what comes
+/// before it: at each position the mean input then gives the mean key.
+std::vector<float> DecodeWalk::mean_key(const HostWeight& qkv, const HeadNorm& norm) const {
+  const int64_t D = config_.width, E = config_.head_dim, width = config_.kv_heads * E, half = config_.rotary_dim / 2;
+  const bool linear = norm.k.empty();
   std::vector<float> weight(width * D);
   for (int64_t n = 0; n < width; ++n) {
     decode_weight_row(qkv, config_.heads * E + n, weight.data() + n * D);
     for (int64_t k = 0; k < D && !qkv.input_scale.empty(); ++k) weight[n * D + k] *= qkv.input_scale[k];
   }
+  /// Adds the key, before RoPE, of so many inputs, given their sum.
+  const auto add_key = [&](const std::vector<double>& input, double count, std::vector<double>& sum) {
+    std::vector<double> key(width);
+    for (int64_t n = 0; n < width; ++n) {
+      if (!qkv.bias.empty()) key[n] = count * qkv.bias[config_.heads * E + n];
+      for (int64_t k = 0; k < D; ++k) key[n] += weight[n * D + k] * input[k];
+    }
+    for (int64_t n = 0; n < width && !linear; n += E) normalise_head(key.data() + n, norm.k, config_.norm_eps);
+    for (int64_t n = 0; n < width; ++n) sum[n] += key[n];
+  };
   std::vector<double> key(length_ * width);  // summed over the sequences
   parallel_for(length_, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> row(D);
     for (int64_t t = begin; t < end; ++t) {
       std::vector<double> input(D), flat(width);
+      double count = 0;
       for (const Side& side : sides_) {
         for (int64_t i = 0; i < side.count; ++i) {
           normalise(side.first_row + t * side.count + i, row.data());
+          if (!linear) input.assign(D, 0.0), count = 0;
           for (int64_t k = 0; k < D; ++k) input[k] += double{row[k]};
+          ++count;
+          if (!linear) add_key(input, count, flat);
         }
       }
+      if (linear) add_key(input, count, flat);
       for (int64_t n = 0; n < width; ++n) {
-        for (int64_t k = 0; k < D; ++k) flat[n] += weight[n * D + k] * input[k];
-      }
-      for (int64_t n = 0; n < width; ++n) {
-        const int64_t i = n % E % half, other = n % E < half ? n + half : n - half;
-        const double sign = n % E < half ? -1.0 : 1.0;
-        key[t * width + n] = flat[n] * rope_.cos[t * half + i] + sign * flat[other] * rope_.sin[t * half + i];
+        double turned = flat[n];
+        if (n % E < 2 * half) {
+          const int64_t i = n % E % half, other = n % E < half ? n + half : n - half;
+          const double sign = n % E < half ? -1.0 : 1.0;
+          turned = flat[n] * rope_.cos[t * half + i] + sign * flat[other] * rope_.sin[t * half + i];
+        }
+        key[t * width + n] = turned;
       }
     }
   });
@@ -177,16 +202,18 @@ void DecodeWalk::see_halves(const std::vector<Half>& values, int64_t first_row, 
 
 void DecodeWalk::start_layer(const See& see_qkv) { see_normalised(see_qkv); }
 
-void DecodeWalk::attention(const HostWeight& host, const See& see_o) {
+void DecodeWalk::attention(const HostWeight& host, const HeadNorm& norm, const See& see_o) {
   const PlacedWeight qkv = backend_.place(host);
-  const LayerConstants constants = attention_constants(host, config_);
+  const LayerConstants constants = attention_constants(host, norm, config_);
   o_guard_ = constants.attention_guard;
   const Buffer key_factor = upload_floats(backend_, constants.key_factor);
   const Buffer value_factor = upload_floats(backend_, constants.value_factor);
-  calibration_.key_mean.push_back(mean_key(host));
+  calibration_.key_mean.push_back(mean_key(host, norm));
   calibration_.attention_amax.push_back(0.0f);
   const Buffer key_mean = upload_floats(backend_, calibration_.key_mean.back());
-  const Rope rope{rope_cos_.as<float>(), rope_sin_.as<float>(), static_cast<int>(config_.head_dim), length_};
+  const Rope rope{rope_cos_.as<float>(), rope_sin_.as<float>(), static_cast<int>(config_.rotary_dim), length_};
+  Buffer q_norm, k_norm;
+  if (config_.head_norm) q_norm = upload_floats(backend_, norm.q), k_norm = upload_floats(backend_, norm.k);
   const int heads = static_cast<int>(config_.heads);
   const int64_t o_width = config_.heads * config_.head_dim;
   Operand out;
@@ -205,7 +232,7 @@ void DecodeWalk::attention(const HostWeight& host, const See& see_o) {
       c.key_mean = key_mean.as<float>();
       load_residual(row, side.count);
       backend_.qkv_rope_append({q_.as<void>(), k_.as<void>(), v_.as<void>(), c, residual(), qkv.weight, rope,
-                                pass.batch, heads, config_.width});
+                                pass.batch, heads, config_.width, q_norm.as<float>(), k_norm.as<float>()});
       backend_.attention_decode({out, q_.as<void>(), k_.as<void>(), v_.as<void>(), c, pass.batch, heads});
       backend_.download(o_.data() + row * o_width, out.data, side.count * o_width * sizeof(Half));
       see_halves(o_, row, side.count, o_width, o_guard_, see_o);

@@ -26,7 +26,7 @@ class DecodeWalk {
 
   // One layer, in this order; each shows the inputs of the product behind it.
   void start_layer(const See& see_qkv);
-  void attention(const HostWeight& qkv, const See& see_o);
+  void attention(const HostWeight& qkv, const HeadNorm& norm, const See& see_o);
   void o_proj(const HostWeight& o, const See& see_gate_up);
   void gate_up(const HostWeight& gate_up, const See& see_down);
   void down(const HostWeight& down);
@@ -38,7 +38,7 @@ class DecodeWalk {
   };
 
   void normalise(int64_t row, float* out) const;
-  std::vector<float> mean_key(const HostWeight& qkv) const;
+  std::vector<float> mean_key(const HostWeight& qkv, const HeadNorm& norm) const;
   void see_normalised(const See& see) const;
   void see_halves(const std::vector<Half>& values, int64_t first_row, int64_t rows, int64_t cols, float guard,
                   const See& see) const;

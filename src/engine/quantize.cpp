@@ -107,6 +107,12 @@ const std::vector<float>& product_weight(const LayerTensors& tensors, int produc
   return *all[product];
 }
 
+const std::vector<float>& product_bias(const LayerTensors& tensors, int product) {
+  const LayerBiases& bias = tensors.bias;
+  const std::vector<float>* all[kProducts] = {&bias.qkv, &bias.o, &bias.gate_up, &bias.down};
+  return *all[product];
+}
+
 /// `more`'s rows behind those of `weight`, which may be empty.
 void append_rows(HostWeight& weight, HostWeight more) {
   if (weight.rows == 0) {
@@ -157,13 +163,20 @@ class FolderWriter {
         write(".weight", codes.data, codes.row_bytes());
         write(".weight_scale", codes.scale, 1);
       }
+      if (!codes.bias.empty()) write(".bias", codes.bias, 1);
     }
+  }
+
+  void write_head_norm(int64_t l, const HeadNorm& norm) {
+    if (!config_.head_norm) return;
+    write_f32(layer_name(l, "self_attn.q_norm.weight"), norm.q);
+    write_f32(layer_name(l, "self_attn.k_norm.weight"), norm.k);
   }
 
   void write_tables(const std::vector<float>& embedding, const std::vector<float>& norm,
                     const std::vector<float>* head) {
     write_bf16("model.embed_tokens.weight", embedding);
-    writer_.write("model.norm.weight", norm.data(), static_cast<int64_t>(norm.size() * sizeof(float)));
+    write_f32("model.norm.weight", norm);
     if (head) write_bf16("lm_head.weight", *head);
     writer_.finish();
   }
@@ -175,8 +188,15 @@ class FolderWriter {
     for (int64_t l = 0; l < config_.layers; ++l) {
       writer_.declare(layer_name(l, "input_layernorm.weight"), "BF16", {D});
       writer_.declare(layer_name(l, "post_attention_layernorm.weight"), "BF16", {D});
+      for (const char* norm : {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}) {
+        if (config_.head_norm) writer_.declare(layer_name(l, norm), "F32", {config_.head_dim});
+      }
+      const bool biased[kProducts] = {config_.qkv_bias, config_.o_bias, config_.mlp_bias, config_.mlp_bias};
       for (int product = 0; product < kProducts; ++product) {
-        for (const Projection& p : projections(config_, l, product)) declare_projection(p);
+        for (const Projection& p : projections(config_, l, product)) {
+          declare_projection(p);
+          if (biased[product]) writer_.declare(p.name + ".bias", "F32", {p.rows});
+        }
       }
     }
     writer_.declare("model.norm.weight", "F32", {D});
@@ -192,6 +212,10 @@ class FolderWriter {
       writer_.declare(p.name + ".weight", "F8_E4M3", {p.rows, p.cols});
       writer_.declare(p.name + ".weight_scale", "F32", {p.rows, 1});
     }
+  }
+
+  void write_f32(const std::string& name, const std::vector<float>& values) {
+    writer_.write(name, values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
   }
 
   void write_bf16(const std::string& name, const std::vector<float>& values) {
@@ -226,11 +250,12 @@ class LayerQuantiser {
       tick();
       if (walk_) {
         options_.quantiser->start_product(projections(config_, l, product)[0].cols);
-        step(product, codes);
+        step(product, codes, tensors.head_norm);
       }
       const std::vector<float> scale = input_scale(product, tensors);
       codes = quantise(l, product, divide_columns(product_weight(tensors, product), scale));
       codes.input_scale = scale;
+      codes.bias = product_bias(tensors, product);
       write(product, codes);
     }
     if (walk_ && l + 1 < config_.layers) walk_->down(codes);
@@ -245,11 +270,11 @@ class LayerQuantiser {
 
  private:
   /// Through the product before, whose codes are known, to the inputs of this one.
-  void step(int product, const HostWeight& before) {
+  void step(int product, const HostWeight& before, const HeadNorm& norm) {
     const DecodeWalk::See see = [&](const float* x, int64_t rows) { options_.quantiser->add_inputs(x, rows); };
     switch (product) {
       case 0: return walk_->start_layer(see);
-      case 1: return walk_->attention(before, see);
+      case 1: return walk_->attention(before, norm, see);
       case 2: return walk_->o_proj(before, see);
       default: return walk_->gate_up(before, see);
     }
@@ -337,6 +362,8 @@ QuantizeReport quantize_model(const std::string& source_path, const std::string&
   if (walks) quantiser.walk_over(calibration_pieces(source, calibrate_options), embedding);
   for (int64_t l = 0; l < c.layers; ++l) {
     const LayerTensors tensors = read_layer(*source.decode, c, l, rotation);
+    decode.write_head_norm(l, tensors.head_norm);
+    prefill.write_head_norm(l, tensors.head_norm);
     quantiser.layer(l, tensors, [&](int product, const HostWeight& codes) { decode.write_product(l, product, codes); });
     for (int product = 0; product < kProducts; ++product) {
       HostWeight codes;
@@ -344,6 +371,7 @@ QuantizeReport quantize_model(const std::string& source_path, const std::string&
         append_rows(codes, encode_weight(Dtype::e4m3, 0, product_weight(tensors, product).data() + p.first_row * p.cols,
                                          p.rows, p.cols, p.name));
       }
+      codes.bias = product_bias(tensors, product);
       prefill.write_product(l, product, codes);
     }
   }

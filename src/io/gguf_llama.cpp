@@ -1,12 +1,12 @@
-// What GGUF files of the architecture "llama" mean in Hugging Face's terms.
+// What GGUF files of the architectures whose block is Llama's (kFamilies) mean in Hugging Face's terms.
 //
 // NAMES   blk.N.attn_q.weight is model.layers.N.self_attn.q_proj.weight and so on: kModelNames, kLayerNames. A tensor
 //         of another name keeps it.
 // SHAPES  reversed: GGUF states the fastest extent first.
-// ROWS    GGUF's q and k rotate neighbours where Hugging Face's rotate halves, so their rows are stored in another
-// order:
-//         row h*E + 2i + j of GGUF is row h*E + j*E/2 + i of Hugging Face (E head width, i < E/2, j = 0 or 1), with
-//         each matrix's own number of heads. read_f32 puts them right; raw() gives bytes in the file's order.
+// ROWS    q and k of the architecture "llama" rotate neighbours where Hugging Face's rotate halves, so their rows are
+//         stored in another order: row h*E + 2i + j of GGUF is row h*E + j*R/2 + i of Hugging Face (E head width, R of
+//         it turned, i < R/2, j = 0 or 1), with each matrix's own number of heads. read_f32 puts them right; raw()
+//         gives bytes in the file's order.
 // END     end tokens are eos_token_id and eot_token_id, and any of kEndSpellings that the vocabulary has as a control
 //         token: files of chat models often name only one of the two tokens that end a turn and a text.
 
@@ -33,6 +33,23 @@ constexpr int64_t kControlToken = 3;
 constexpr int64_t kMaxId = 2147483647;
 constexpr char kBosKey[] = "tokenizer.ggml.bos_token_id";
 
+/// An architecture of GGUF, which also begins its keys, and what it is called elsewhere. Mistral's files say "llama".
+struct Family {
+  const char *name, *hf_class;
+  bool neighbours;  ///< RoPE turns 2i and 2i + 1, not i and i + R / 2
+  bool optional_biases;
+};
+constexpr Family kFamilies[] = {{"llama", "LlamaForCausalLM", true, true},
+                                {"qwen2", "Qwen2ForCausalLM", false, false},
+                                {"qwen3", "Qwen3ForCausalLM", false, true}};
+
+const Family& find_family(const std::string& name, const std::string& path) {
+  for (const Family& family : kFamilies) {
+    if (family.name == name) return family;
+  }
+  fail(path, ": architecture \"", printable(name), "\", expected \"llama\", \"qwen2\" or \"qwen3\"");
+}
+
 struct NamePair {
   std::string_view gguf, hf;
 };
@@ -40,9 +57,10 @@ struct NamePair {
 constexpr NamePair kModelNames[] = {
     {"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
 constexpr NamePair kLayerNames[] = {
-    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},   {"attn_v", "self_attn.v_proj"},
-    {"attn_output", "self_attn.o_proj"}, {"ffn_gate", "mlp.gate_proj"},    {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},       {"attn_norm", "input_layernorm"}, {"ffn_norm", "post_attention_layernorm"}};
+    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},     {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"}, {"ffn_gate", "mlp.gate_proj"},      {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},       {"attn_norm", "input_layernorm"},   {"ffn_norm", "post_attention_layernorm"},
+    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"}};
 
 constexpr std::string_view kEndSpellings[] = {"<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"};
 
@@ -111,12 +129,15 @@ class GgufLlama final : public Checkpoint {
   struct Entry {
     TensorInfo info;
     const GgufTensor* tensor;
-    int64_t heads;  // of q and k, whose rows are reordered; otherwise 0
+    int64_t heads;  // of q and k, if their rows are reordered; otherwise 0
   };
+
+  /// The file's own name of a key of the architecture.
+  std::string key(const char* name) const { return cat(family_->name, ".", name); }
 
   int64_t integer(const std::string& key, int64_t low, int64_t high, std::optional<int64_t> absent = {}) const;
   double number(const std::string& key, double high, std::optional<double> absent = {}) const;
-  int64_t head_width() const;
+  void read_head_width();
   void add_tensor(const GgufTensor& tensor);
   json rope_scaling(double theta) const;
   json llama3_scaling(double theta) const;
@@ -131,20 +152,21 @@ class GgufLlama final : public Checkpoint {
 
   GgufFile file_;
   std::map<std::string, Entry> entries_;
-  int64_t hidden_, heads_, kv_heads_, head_width_;
+  const Family* family_;
+  int64_t hidden_, heads_, kv_heads_;
+  int64_t head_width_ = 0, rotary_width_ = 0;  // E, R
   std::string config_;
 };
 
 GgufLlama::GgufLlama(const std::string& path) : file_(path) {
   path_ = path;
-  const std::string architecture = file_.text("general.architecture").value_or("");
-  FUT_CHECK(architecture == "llama", path, ": architecture \"", printable(architecture), "\", expected \"llama\"");
-  FUT_CHECK(file_.integer("llama.expert_count").value_or(0) == 0, path, ": mixtures of experts are not supported");
+  family_ = &find_family(file_.text("general.architecture").value_or(""), path);
+  FUT_CHECK(file_.integer(key("expert_count")).value_or(0) == 0, path, ": mixtures of experts are not supported");
   FUT_CHECK(file_.integer("split.count").value_or(1) <= 1, path, ": models split over several files are not supported");
-  hidden_ = integer("llama.embedding_length", 1, 1 << 24);
-  heads_ = integer("llama.attention.head_count", 1, 1 << 16);
-  kv_heads_ = integer("llama.attention.head_count_kv", 1, heads_, heads_);
-  head_width_ = head_width();
+  hidden_ = integer(key("embedding_length"), 1, 1 << 24);
+  heads_ = integer(key("attention.head_count"), 1, 1 << 16);
+  kv_heads_ = integer(key("attention.head_count_kv"), 1, heads_, heads_);
+  read_head_width();
   for (const GgufTensor& tensor : file_.tensors()) add_tensor(tensor);
   config_ = make_config();
 }
@@ -165,23 +187,24 @@ double GgufLlama::number(const std::string& key, double high, std::optional<doub
   return *value;
 }
 
-int64_t GgufLlama::head_width() const {
-  const bool stated = file_.has("llama.attention.key_length") || file_.has("llama.rope.dimension_count");
-  FUT_CHECK(stated || hidden_ % heads_ == 0, path_, ": ", heads_, " heads do not divide the hidden size ", hidden_);
-  const int64_t rotated = integer("llama.rope.dimension_count", 2, 1 << 16, hidden_ / heads_);
-  const int64_t width = integer("llama.attention.key_length", 2, 1 << 16, rotated);
-  FUT_CHECK(!file_.has("llama.rope.dimension_count") || rotated == width, path_, ": llama.rope.dimension_count is ",
-            rotated, ", expected the head width ", width);
-  FUT_CHECK(integer("llama.attention.value_length", 1, 1 << 16, width) == width, path_,
-            ": llama.attention.value_length differs from the head width ", width);
-  FUT_CHECK(width % 2 == 0, path_, ": head width ", width, " is odd");
-  return width;
+void GgufLlama::read_head_width() {
+  const std::string stated_width = key("attention.key_length"), stated_rotary = key("rope.dimension_count");
+  FUT_CHECK(file_.has(stated_width) || file_.has(stated_rotary) || hidden_ % heads_ == 0, path_, ": ", heads_,
+            " heads do not divide the hidden size ", hidden_);
+  const int64_t usual = integer(stated_rotary, 2, 1 << 16, hidden_ / heads_);
+  head_width_ = integer(stated_width, 2, 1 << 16, usual);
+  FUT_CHECK(head_width_ % 2 == 0, path_, ": head width ", head_width_, " is odd");
+  rotary_width_ = file_.has(stated_rotary) ? usual : head_width_;
+  FUT_CHECK(rotary_width_ <= head_width_ && rotary_width_ % 2 == 0, path_, ": ", stated_rotary, " is ", rotary_width_,
+            ", expected an even number up to the head width ", head_width_);
+  FUT_CHECK(integer(key("attention.value_length"), 1, 1 << 16, head_width_) == head_width_, path_, ": ",
+            key("attention.value_length"), " differs from the head width ", head_width_);
 }
 
 /// llama3's factors stand in the file as numbers, without the parameters that made them. They are recovered by trial:
 /// the largest number is the factor, and with it the usual parameters must give all the others.
 json GgufLlama::llama3_scaling(double theta) const {
-  const int64_t width = head_width_;
+  const int64_t width = rotary_width_;
   const std::vector<float> stored = read_f32("rope_freqs.weight");
   FUT_CHECK(static_cast<int64_t>(stored.size()) == width / 2, path_, ": rope_freqs.weight has ", stored.size(),
             " values, expected ", width / 2);
@@ -203,10 +226,10 @@ json GgufLlama::llama3_scaling(double theta) const {
 }
 
 json GgufLlama::rope_scaling(double theta) const {
-  const std::string type = file_.text("llama.rope.scaling.type").value_or("linear");
-  FUT_CHECK(type == "linear" || type == "none", path_, ": llama.rope.scaling.type \"", printable(type),
+  const std::string type = file_.text(key("rope.scaling.type")).value_or("linear");
+  FUT_CHECK(type == "linear" || type == "none", path_, ": ", key("rope.scaling.type"), " \"", printable(type),
             "\" is not supported, expected \"none\" or \"linear\"");
-  const double factor = number("llama.rope.scaling.factor", 1e6, number("llama.rope.scale_linear", 1e6, 1.0));
+  const double factor = number(key("rope.scaling.factor"), 1e6, number(key("rope.scale_linear"), 1e6, 1.0));
   const bool linear = type == "linear" && factor != 1;
   if (entries_.contains("rope_freqs.weight")) {
     FUT_CHECK(!linear, path_, ": linear rope scaling beside rope_freqs.weight is not supported");
@@ -216,28 +239,37 @@ json GgufLlama::rope_scaling(double theta) const {
 }
 
 std::string GgufLlama::make_config() const {
-  const double theta = number("llama.rope.freq_base", 1e15, 10000.0);
+  const double theta = number(key("rope.freq_base"), 1e15, 10000.0);
   const auto embedding = entries_.find("model.embed_tokens.weight");
   FUT_CHECK(embedding != entries_.end() && embedding->second.info.shape.size() == 2, path_,
             ": no matrix token_embd.weight");
-  json config = {{"architectures", {"LlamaForCausalLM"}},
-                 {"model_type", "llama"},
+  json config = {{"architectures", {family_->hf_class}},
+                 {"model_type", family_->name},
                  {"hidden_size", hidden_},
-                 {"intermediate_size", integer("llama.feed_forward_length", 1, 1 << 24)},
-                 {"num_hidden_layers", integer("llama.block_count", 1, 1 << 14)},
+                 {"intermediate_size", integer(key("feed_forward_length"), 1, 1 << 24)},
+                 {"num_hidden_layers", integer(key("block_count"), 1, 1 << 14)},
                  {"num_attention_heads", heads_},
                  {"num_key_value_heads", kv_heads_},
                  {"head_dim", head_width_},
-                 {"max_position_embeddings", integer("llama.context_length", 1, kMaxId)},
-                 {"rms_norm_eps", number("llama.attention.layer_norm_rms_epsilon", 1)},
+                 {"max_position_embeddings", integer(key("context_length"), 1, kMaxId)},
+                 {"rms_norm_eps", number(key("attention.layer_norm_rms_epsilon"), 1)},
                  {"hidden_act", "silu"},
                  {"rope_theta", theta},
                  {"rope_scaling", rope_scaling(theta)},
                  {"vocab_size", embedding->second.info.shape[0]},
                  {"tie_word_embeddings", !entries_.contains("lm_head.weight")},
-                 {"attention_bias", entries_.contains("model.layers.0.self_attn.q_proj.bias")},
-                 {"mlp_bias", entries_.contains("model.layers.0.mlp.down_proj.bias")},
                  {"eos_token_id", end_tokens()}};
+  if (family_->optional_biases) {
+    config["attention_bias"] = entries_.contains("model.layers.0.self_attn.q_proj.bias");
+    config["mlp_bias"] = entries_.contains("model.layers.0.mlp.down_proj.bias");
+  }
+  if (rotary_width_ < head_width_)
+    config["partial_rotary_factor"] = static_cast<double>(rotary_width_) / static_cast<double>(head_width_);
+  if (const int64_t window = integer(key("attention.sliding_window"), 0, kMaxId, 0)) {
+    config["sliding_window"] = window;
+    config["use_sliding_window"] = true;
+    config["max_window_layers"] = 0;
+  }
   if (file_.has(kBosKey)) config["bos_token_id"] = integer(kBosKey, 0, kMaxId);
   return config.dump(1);
 }
@@ -245,8 +277,8 @@ std::string GgufLlama::make_config() const {
 void GgufLlama::add_tensor(const GgufTensor& tensor) {
   const GgufName parsed = parse_name(tensor.name);
   Entry entry{{hf_name(tensor.name), tensor.type, {tensor.extents.rbegin(), tensor.extents.rend()}, path_}, &tensor, 0};
-  if (parsed.layer >= 0 && parsed.part == "attn_q") entry.heads = heads_;
-  if (parsed.layer >= 0 && parsed.part == "attn_k") entry.heads = kv_heads_;
+  if (parsed.layer >= 0 && family_->neighbours && parsed.part == "attn_q") entry.heads = heads_;
+  if (parsed.layer >= 0 && family_->neighbours && parsed.part == "attn_k") entry.heads = kv_heads_;
   if (entry.heads) {
     const int64_t rows = entry.info.shape.empty() ? 0 : entry.info.shape[0];
     FUT_CHECK(rows == entry.heads * head_width_, path_, ": tensor ", printable(tensor.name), " has ", rows,
@@ -309,13 +341,14 @@ std::vector<float> GgufLlama::read_f32(const std::string& name) const {
   FUT_CHECK(row_elements % format.elements == 0, path_, ": tensor ", printable(name), ": type ", info.type,
             " cannot be reordered by elements");
   const int64_t row_blocks = row_elements / format.elements;
-  const int64_t pairs = head_width_ / 2;
+  const int64_t pairs = rotary_width_ / 2;
   std::vector<float> values(static_cast<size_t>(tensor->elements));
   parallel_for(rows, kGrainElements / row_elements + 1,
                [&, heads = heads, tensor = tensor](int64_t begin, int64_t end) {
                  for (int64_t row = begin; row < end; ++row) {
                    const int64_t in_head = row % head_width_;
-                   const int64_t target = heads ? row - in_head + in_head % 2 * pairs + in_head / 2 : row;
+                   const bool moves = heads && in_head < 2 * pairs;
+                   const int64_t target = moves ? row - in_head + in_head % 2 * pairs + in_head / 2 : row;
                    format.to_floats(tensor->data + row * row_blocks * format.bytes, row_blocks,
                                     values.data() + target * row_elements);
                  }

@@ -26,6 +26,7 @@ struct HostWeight {
   /// int4: (K) or empty. The product is of W diag(input_scale): what a column of the weight is too small or too large
   /// to say in its group is said by its input, which is multiplied before it is rounded.
   std::vector<float> input_scale;
+  std::vector<float> bias;  ///< (N) or empty: stays in FP32 whatever the format
 
   int64_t row_bytes() const { return dtype == Dtype::int4 ? (cols + 7) / 8 * 4 : cols * bits_per_element(dtype) / 8; }
   int64_t groups() const { return group ? (cols + group - 1) / group : 0; }

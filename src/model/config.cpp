@@ -13,6 +13,19 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// An architecture, and what transformers takes for keys that its config.json lacks.
+struct Architecture {
+  const char *type, *name;     ///< model_type, and the class in `architectures`
+  int64_t kv_heads, head_dim;  ///< 0: as many as heads; hidden_size / heads
+  int64_t positions;
+};
+constexpr Architecture kArchitectures[] = {{"llama", "LlamaForCausalLM", 0, 0, 2048},
+                                           {"mistral", "MistralForCausalLM", 8, 0, 131072},
+                                           {"qwen2", "Qwen2ForCausalLM", 32, 0, 32768},
+                                           {"qwen3", "Qwen3ForCausalLM", 32, 128, 32768}};
+constexpr int64_t kUsualWindow = 4096;    // Mistral's and Qwen's sliding_window where it is not given
+constexpr int64_t kUsualFullLayers = 28;  // Qwen's max_window_layers
+
 /// A value as a message shows it.
 std::string shown(const Json& value) { return printable(value.dump().substr(0, 80)); }
 
@@ -104,6 +117,16 @@ void read_yarn(const Fields& config, const Fields& rope, LlamaConfig& out) {
   FUT_CHECK(out.rope_theta > 1, rope.what(), ": yarn needs a rope_theta above 1, found ", out.rope_theta);
 }
 
+/// R of a head of E, rounded down as transformers does it, but for a fraction that no float holds.
+int64_t rotary_width(const std::string& what, double factor, int64_t head_dim) {
+  FUT_CHECK(factor > 0 && factor <= 1, what, ": partial_rotary_factor is ", factor,
+            ", expected more than 0, at most 1");
+  const auto width = static_cast<int64_t>(static_cast<double>(head_dim) * factor + 1e-6);
+  FUT_CHECK(width >= 2 && width % 2 == 0, what, ": partial_rotary_factor ", factor, " turns ", width, " of ", head_dim,
+            " channels; rotary embedding needs pairs");
+  return width;
+}
+
 /// rope_scaling (older files) or rope_parameters (newer ones, which also carry rope_theta). Where both are given the
 /// first counts, as in transformers.
 void read_rope(const Fields& config, LlamaConfig& out) {
@@ -111,11 +134,12 @@ void read_rope(const Fields& config, LlamaConfig& out) {
   const char* key = older && !older->empty() ? "rope_scaling" : "rope_parameters";
   const Json* block = config.find(key);
   out.rope_theta = config.positive("rope_theta", 10000.0);
+  const double beside = config.number("partial_rotary_factor", 1.0);
+  out.rotary_dim = rotary_width(config.what(), beside, out.head_dim);
   if (!block || block->empty()) return;
   const Fields rope(*block, config.what() + ": " + key);
   out.rope_theta = rope.positive("rope_theta", out.rope_theta);
-  const double partial = rope.number("partial_rotary_factor", 1.0);
-  FUT_CHECK(partial == 1.0, rope.what(), ": partial_rotary_factor ", partial, " is not supported");
+  out.rotary_dim = rotary_width(rope.what(), rope.number("partial_rotary_factor", beside), out.head_dim);
   const std::string type = rope.text("rope_type", rope.text("type", ""));
   FUT_CHECK(!type.empty() || !rope.find("factor"), rope.what(), " has no rope_type");
   RopeScaling& scaling = out.rope_scaling;
@@ -135,9 +159,9 @@ void read_rope(const Fields& config, LlamaConfig& out) {
   scaling.factor = rope.positive("factor", -1);
   scaling.low_freq_factor = rope.positive("low_freq_factor", -1);
   scaling.high_freq_factor = rope.positive("high_freq_factor", -1);
-  const int64_t beside = config.integer("original_max_position_embeddings", 0, 0, int64_t{1} << 30);
-  scaling.original_positions = rope.integer("original_max_position_embeddings", beside, 1, int64_t{1} << 30);
-  if (beside > 0) scaling.original_positions = beside;
+  const int64_t trained = config.integer("original_max_position_embeddings", 0, 0, int64_t{1} << 30);
+  scaling.original_positions = rope.integer("original_max_position_embeddings", trained, 1, int64_t{1} << 30);
+  if (trained > 0) scaling.original_positions = trained;
   FUT_CHECK(scaling.high_freq_factor > scaling.low_freq_factor, rope.what(), ": high_freq_factor ",
             scaling.high_freq_factor, " is not above low_freq_factor ", scaling.low_freq_factor);
 }
@@ -160,16 +184,72 @@ void add_eos(const Fields& fields, LlamaConfig& out) {
   }
 }
 
+const Architecture& architecture_of(const Fields& config) {
+  const std::string type = config.text("model_type", ""), &what = config.what();
+  const auto known = std::find_if(std::begin(kArchitectures), std::end(kArchitectures),
+                                  [&](const Architecture& a) { return a.type == type; });
+  FUT_CHECK(known != std::end(kArchitectures), what, ": model_type is \"", printable(type),
+            "\"; only Llama and what is built like it is supported (llama, mistral, qwen2 and qwen3)");
+  if (const Json* names = config.find("architectures")) {
+    const bool listed = names->is_array() && std::find(names->begin(), names->end(), Json(known->name)) != names->end();
+    FUT_CHECK(listed, what, ": architectures is ", shown(*names), "; with model_type \"", type, "\" only ", known->name,
+              " is supported");
+  }
+  return *known;
+}
+
+void read_sizes(const Fields& fields, const Architecture& architecture, LlamaConfig& out) {
+  constexpr int64_t kWidest = 1 << 20;
+  out.width = fields.integer("hidden_size", 0, 1, kWidest);
+  out.feed_forward = fields.integer("intermediate_size", 0, 1, kWidest);
+  out.layers = fields.integer("num_hidden_layers", 0, 1, 10000);
+  out.heads = fields.integer("num_attention_heads", 0, 1, 65536);
+  const bool as_heads = architecture.kv_heads == 0 || fields.names("num_key_value_heads");  // null means that too
+  out.kv_heads = fields.integer("num_key_value_heads", as_heads ? out.heads : architecture.kv_heads, 1, 65536);
+  out.vocabulary = fields.integer("vocab_size", 0, 1, int64_t{1} << 24);
+  out.positions = fields.integer("max_position_embeddings", architecture.positions, 1, int64_t{1} << 30);
+  const bool computed = architecture.head_dim == 0;
+  FUT_CHECK(fields.find("head_dim") || !computed || out.width % out.heads == 0, fields.what(), ": hidden_size ",
+            out.width, " is no multiple of num_attention_heads ", out.heads, " and head_dim is not given");
+  out.head_dim = fields.integer("head_dim", computed ? out.width / out.heads : architecture.head_dim, 1, 1024);
+  FUT_CHECK(out.heads % out.kv_heads == 0, fields.what(), ": num_attention_heads ", out.heads,
+            " is no multiple of num_key_value_heads ", out.kv_heads);
+  FUT_CHECK(out.head_dim % 2 == 0, fields.what(), ": head_dim ", out.head_dim, " is odd; rotary embedding needs pairs");
+}
+
+/// What the block has beyond a plain Llama's. Flags that an architecture does not know say nothing there.
+void read_block(const Fields& fields, const std::string& type, LlamaConfig& out) {
+  const bool flag = (type == "llama" || type == "qwen3") && fields.flag("attention_bias", false);
+  out.qkv_bias = flag || type == "qwen2";
+  out.o_bias = flag;
+  out.mlp_bias = type == "llama" && fields.flag("mlp_bias", false);
+  out.head_norm = type == "qwen3";
+}
+
+/// A window that is as long as the longest context hides nothing. Qwen's has a switch and begins at some layer.
+void refuse_sliding_window(const Fields& config, const std::string& type, const LlamaConfig& c) {
+  const bool qwen = type == "qwen2" || type == "qwen3", mistral = type == "mistral";
+  if (const Json* kinds = config.find("layer_types")) {
+    const bool full = kinds->is_array() && std::all_of(kinds->begin(), kinds->end(),
+                                                       [](const Json& kind) { return kind == "full_attention"; });
+    FUT_CHECK(full, config.what(), ": layer_types is ", shown(*kinds), "; only \"full_attention\" is supported");
+    if (qwen) return;
+  }
+  const bool given = config.names("sliding_window");
+  if (given ? !config.find("sliding_window") : !qwen && !mistral) return;
+  if (!mistral && !config.flag("use_sliding_window", !qwen)) return;
+  if (qwen && config.integer("max_window_layers", kUsualFullLayers, 0, int64_t{1} << 30) >= c.layers) return;
+  const int64_t window = config.integer("sliding_window", kUsualWindow, 1, int64_t{1} << 40);
+  FUT_CHECK(window >= c.positions, config.what(), ": sliding_window ", window,
+            given ? "" : " (which it is if not given)",
+            " is not supported; it would have to be null, or at least max_position_embeddings ", c.positions);
+}
+
 /// Keys that would change the result if they were ignored.
 void refuse_unsupported(const Fields& config) {
   const std::string& what = config.what();
-  FUT_CHECK(!config.flag("attention_bias", false), what, ": attention_bias is not supported");
-  FUT_CHECK(!config.flag("mlp_bias", false), what, ": mlp_bias is not supported");
-  FUT_CHECK(!config.flag("rope_interleaved", false), what, ": rope_interleaved is not supported");
-  const double partial = config.number("partial_rotary_factor", 1.0);
-  FUT_CHECK(partial == 1.0, what, ": partial_rotary_factor ", partial, " is not supported");
-  const bool slides = config.find("sliding_window") && config.flag("use_sliding_window", true);
-  FUT_CHECK(!slides, what, ": sliding_window is not supported");
+  for (const char* key : {"rope_interleaved", "use_mrope"})
+    FUT_CHECK(!config.flag(key, false), what, ": ", key, " is not supported");
   const std::string act = config.text("hidden_act", "silu");
   FUT_CHECK(act == "silu" || act == "swish", what, ": hidden_act \"", printable(act), "\" is not supported (silu is)");
 }
@@ -181,33 +261,14 @@ LlamaConfig parse_config(const std::string& config_json, const std::string& gene
   const Json json = parse_json(config_json, what);
   const Fields fields(json, what);
   LlamaConfig out;
-  const std::string type = fields.text("model_type", "");
-  FUT_CHECK(type == "llama", what, ": model_type is \"", printable(type), "\"; only Llama (\"llama\") is supported");
-  out.architecture = "LlamaForCausalLM";
-  if (const Json* names = fields.find("architectures")) {
-    const bool known =
-        names->is_array() && std::find(names->begin(), names->end(), Json(out.architecture)) != names->end();
-    FUT_CHECK(known, what, ": architectures is ", shown(*names), "; only ", out.architecture, " is supported");
-  }
-  constexpr int64_t kWidest = 1 << 20;
-  out.width = fields.integer("hidden_size", 0, 1, kWidest);
-  out.feed_forward = fields.integer("intermediate_size", 0, 1, kWidest);
-  out.layers = fields.integer("num_hidden_layers", 0, 1, 10000);
-  out.heads = fields.integer("num_attention_heads", 0, 1, 65536);
-  out.kv_heads = fields.integer("num_key_value_heads", out.heads, 1, 65536);
-  out.vocabulary = fields.integer("vocab_size", 0, 1, int64_t{1} << 24);
-  out.positions = fields.integer("max_position_embeddings", 2048, 1, int64_t{1} << 30);
+  const Architecture& architecture = architecture_of(fields);
+  out.architecture = architecture.name;
+  read_sizes(fields, architecture, out);
   out.norm_eps = fields.positive("rms_norm_eps", 1e-6);
   out.tied = fields.flag("tie_word_embeddings", false);
   out.bos = static_cast<int32_t>(fields.integer("bos_token_id", -1, -1, int64_t{1} << 30));
-  if (!fields.find("head_dim")) {
-    FUT_CHECK(out.width % out.heads == 0, what, ": hidden_size ", out.width, " is no multiple of num_attention_heads ",
-              out.heads, " and head_dim is not given");
-  }
-  out.head_dim = fields.integer("head_dim", out.width / out.heads, 1, 1024);
-  FUT_CHECK(out.heads % out.kv_heads == 0, what, ": num_attention_heads ", out.heads,
-            " is no multiple of num_key_value_heads ", out.kv_heads);
-  FUT_CHECK(out.head_dim % 2 == 0, what, ": head_dim ", out.head_dim, " is odd; rotary embedding needs pairs");
+  read_block(fields, architecture.type, out);
+  refuse_sliding_window(fields, architecture.type, out);
   refuse_unsupported(fields);
   read_rope(fields, out);
   for (const double f : rope_inverse_frequencies(out)) {
@@ -223,7 +284,7 @@ LlamaConfig parse_config(const std::string& config_json, const std::string& gene
 std::vector<double> rope_inverse_frequencies(const LlamaConfig& config) {
   using Kind = RopeScaling::Kind;
   const RopeScaling& scaling = config.rope_scaling;
-  const auto pairs = static_cast<double>(config.head_dim) / 2;
+  const auto pairs = static_cast<double>(config.rotary_dim) / 2;
   // The pair that turns so many times within the trained context, as a number between pairs.
   const auto pair_of = [&](double turns) {
     const double wavelength = static_cast<double>(scaling.original_positions) / turns;
@@ -236,7 +297,7 @@ std::vector<double> rope_inverse_frequencies(const LlamaConfig& config) {
     first = std::max(first, 0.0), last = std::min(last, 2 * pairs - 1);
     if (first == last) last += 0.001;
   }
-  std::vector<double> frequencies(config.head_dim / 2);
+  std::vector<double> frequencies(config.rotary_dim / 2);
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const auto pair = static_cast<double>(i);
     double f = std::pow(config.rope_theta, -pair / pairs);

@@ -44,6 +44,10 @@ LlamaModel::LlamaModel(Backend& backend, const ModelSource& source, const LlamaO
   rope_cos_ = upload_floats(backend, rope.cos);
   rope_sin_ = upload_floats(backend, rope.sin);
   for (int64_t l = 0; l < config_.layers; ++l) {
+    if (config_.head_norm) {
+      q_norm_.push_back(upload_floats(backend, weights_.head_norms[l].q));
+      k_norm_.push_back(upload_floats(backend, weights_.head_norms[l].k));
+    }
     key_factor_.push_back(upload_floats(backend, weights_.constants[l].key_factor));
     value_factor_.push_back(upload_floats(backend, weights_.constants[l].value_factor));
     if (!calibration_.key_mean.empty()) key_mean_.push_back(upload_floats(backend, calibration_.key_mean[l]));
@@ -121,6 +125,10 @@ Operand LlamaModel::operand(Buffer& storage, Buffer& row_scale, AmaxHistory& his
   return out;
 }
 
+Rope LlamaModel::rope() const {
+  return {rope_cos_.as<float>(), rope_sin_.as<float>(), static_cast<int>(config_.rotary_dim), positions_};
+}
+
 KvCache LlamaModel::layer_cache(const LayeredCache& cache, int64_t layer) const {
   KvCache c = cache.first;
   c.pages += layer * cache.pages_stride;
@@ -139,7 +147,6 @@ void LlamaModel::forward(const ForwardPass& pass, bool decode) {
   if (from_step_) return;
   Residual r = residual(rows, decode);
   backend_.embed({r, weights_.embedding.weight, pass.tokens, rows, config_.width});
-  const Rope rope{rope_cos_.as<float>(), rope_sin_.as<float>(), static_cast<int>(config_.head_dim), positions_};
   const int heads = static_cast<int>(config_.heads);
   for (int64_t l = 0; l < config_.layers; ++l) {
     const LayerWeights& w = decode ? weights_.for_decode(l) : weights_.prefill[l];
@@ -150,8 +157,9 @@ void LlamaModel::forward(const ForwardPass& pass, bool decode) {
                               constants.attention_guard, decode, &recorded_.attention_amax[l]);
     const Operand h = operand(h_, h_scale_, swiglu_history_[l], calibrated ? calibration_.swiglu_amax[l] : 0.0f,
                               constants.swiglu_guard, decode, &recorded_.swiglu_amax[l]);
-    const QkvArgs qkv{q_.as<void>(), k_.as<void>(), v_.as<void>(), cache, r,
-                      w.qkv.weight,  rope,          pass.batch,    heads, config_.width};
+    QkvArgs qkv{q_.as<void>(), k_.as<void>(), v_.as<void>(), cache, r,
+                w.qkv.weight,  rope(),        pass.batch,    heads, config_.width};
+    if (config_.head_norm) qkv.q_norm = q_norm_[l].as<float>(), qkv.k_norm = k_norm_[l].as<float>();
     const AttentionArgs attention{o, q_.as<void>(), k_.as<void>(), v_.as<void>(), cache, pass.batch, heads};
     if (decode) {
       backend_.qkv_rope_append(qkv);
@@ -181,6 +189,7 @@ bool LlamaModel::whole_step(const ForwardPass& pass) {
     const LayerConstants& c = weights_.constants[l];
     layers.push_back({w.qkv.weight, w.o.weight, w.gate_up.weight, w.down.weight, layer_cache(pass.cache, l),
                       guarded ? c.attention_guard : 1.0f, guarded ? c.swiglu_guard : 1.0f});
+    if (config_.head_norm) layers.back().q_norm = q_norm_[l].as<float>(), layers.back().k_norm = k_norm_[l].as<float>();
   }
   DecodeStepArgs args;
   const size_t bytes = static_cast<size_t>(pass.batch.rows * config_.vocabulary) * sizeof(float);
@@ -194,7 +203,7 @@ bool LlamaModel::whole_step(const ForwardPass& pass) {
   args.head = weights_.head.weight;
   args.layers = layers.data();
   args.layer_count = config_.layers;
-  args.rope = {rope_cos_.as<float>(), rope_sin_.as<float>(), static_cast<int>(config_.head_dim), positions_};
+  args.rope = rope();
   args.batch = pass.batch;
   args.heads = static_cast<int>(config_.heads);
   args.width = config_.width;

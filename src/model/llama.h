@@ -37,7 +37,7 @@ struct Saturation {
   int64_t rows = 0;    ///< residual rows that outgrew their previous norm and were scaled exactly
 };
 
-/// Rotary turns at positions 0 .. positions - 1, computed in FP64: (positions, E / 2) each.
+/// Rotary turns at positions 0 .. positions - 1, computed in FP64: (positions, R / 2) each.
 struct RopeTables {
   std::vector<float> cos, sin;
 };
@@ -73,6 +73,7 @@ class LlamaModel {
   Residual residual(int64_t rows, bool decode);
   Operand operand(Buffer& storage, Buffer& row_scale, AmaxHistory& history, float frozen_amax, float guard, bool decode,
                   float* recorded);
+  Rope rope() const;
   KvCache layer_cache(const LayeredCache& cache, int64_t layer) const;
   void reserve(int64_t rows);
   Dtype operand_type(bool decode) const;
@@ -83,7 +84,8 @@ class LlamaModel {
   ModelWeights weights_;
   Calibration calibration_;
   int64_t positions_;
-  Buffer rope_cos_, rope_sin_;  // (positions, E / 2)
+  Buffer rope_cos_, rope_sin_;           // (positions, R / 2)
+  std::vector<Buffer> q_norm_, k_norm_;  // (L)(E), or empty
   std::vector<Buffer> key_factor_, value_factor_, key_mean_;
   std::vector<AmaxHistory> attention_history_, swiglu_history_;
   bool recording_ = false;

@@ -13,6 +13,10 @@ namespace {
 
 std::string layer_name(int64_t layer, const char* name) { return cat("model.layers.", layer, ".", name, ".weight"); }
 
+std::string bias_name(const std::string& weight) {
+  return weight.substr(0, weight.size() - std::string_view("weight").size()) + "bias";
+}
+
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); ++i) text += cat(i ? ", " : "", shape[i]);
@@ -30,16 +34,23 @@ void check_shape(const Checkpoint& checkpoint, const std::string& name, const st
 std::vector<std::pair<std::string, std::vector<int64_t>>> expected_tensors(const LlamaConfig& c) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> all = {
       {"model.embed_tokens.weight", {c.vocabulary, c.width}}};
+  const auto projection = [&](int64_t l, const char* name, int64_t outputs, int64_t inputs, bool bias) {
+    all.push_back({layer_name(l, name), {outputs, inputs}});
+    if (bias) all.push_back({bias_name(all.back().first), {outputs}});
+  };
   for (int64_t l = 0; l < c.layers; ++l) {
     all.push_back({layer_name(l, "input_layernorm"), {c.width}});
-    all.push_back({layer_name(l, "self_attn.q_proj"), {c.heads * c.head_dim, c.width}});
-    all.push_back({layer_name(l, "self_attn.k_proj"), {c.kv_heads * c.head_dim, c.width}});
-    all.push_back({layer_name(l, "self_attn.v_proj"), {c.kv_heads * c.head_dim, c.width}});
-    all.push_back({layer_name(l, "self_attn.o_proj"), {c.width, c.heads * c.head_dim}});
+    projection(l, "self_attn.q_proj", c.heads * c.head_dim, c.width, c.qkv_bias);
+    projection(l, "self_attn.k_proj", c.kv_heads * c.head_dim, c.width, c.qkv_bias);
+    projection(l, "self_attn.v_proj", c.kv_heads * c.head_dim, c.width, c.qkv_bias);
+    projection(l, "self_attn.o_proj", c.width, c.heads * c.head_dim, c.o_bias);
+    for (const char* norm : {"self_attn.q_norm", "self_attn.k_norm"}) {
+      if (c.head_norm) all.push_back({layer_name(l, norm), {c.head_dim}});
+    }
     all.push_back({layer_name(l, "post_attention_layernorm"), {c.width}});
-    all.push_back({layer_name(l, "mlp.gate_proj"), {c.feed_forward, c.width}});
-    all.push_back({layer_name(l, "mlp.up_proj"), {c.feed_forward, c.width}});
-    all.push_back({layer_name(l, "mlp.down_proj"), {c.width, c.feed_forward}});
+    projection(l, "mlp.gate_proj", c.feed_forward, c.width, c.mlp_bias);
+    projection(l, "mlp.up_proj", c.feed_forward, c.width, c.mlp_bias);
+    projection(l, "mlp.down_proj", c.width, c.feed_forward, c.mlp_bias);
   }
   all.push_back({"model.norm.weight", {c.width}});
   if (!c.tied) all.push_back({"lm_head.weight", {c.vocabulary, c.width}});
@@ -70,6 +81,25 @@ std::vector<float> read_stacked(const Checkpoint& checkpoint, const std::vector<
     rows.insert(rows.end(), part.begin(), part.end());
   }
   return rows;
+}
+
+/// A vector that no format rounds, and so no format's encoder has looked at.
+std::vector<float> read_finite(const Checkpoint& checkpoint, const std::string& name) {
+  std::vector<float> values = checkpoint.read_f32(name);
+  for (float value : values)
+    FUT_CHECK(std::isfinite(value), checkpoint.path(), ": tensor ", name, " holds ", value,
+              ", expected finite numbers");
+  return values;
+}
+
+/// The biases of stacked tensors behind one another.
+std::vector<float> read_stacked_biases(const Checkpoint& checkpoint, const std::vector<std::string>& weights) {
+  std::vector<float> biases;
+  for (const std::string& weight : weights) {
+    const std::vector<float> part = read_finite(checkpoint, bias_name(weight));
+    biases.insert(biases.end(), part.begin(), part.end());
+  }
+  return biases;
 }
 
 /// Names of the tensors whose rows are stacked into one GEMM weight.
@@ -184,6 +214,13 @@ HostLayer encode_layer(const LayerTensors& tensors, const LlamaConfig& config, i
           encode(tensors.down, config.width, config.feed_forward, "mlp.down_proj")};
 }
 
+void add_biases(HostLayer& layer, LayerBiases biases) {
+  layer.qkv.bias = std::move(biases.qkv);
+  layer.o.bias = std::move(biases.o);
+  layer.gate_up.bias = std::move(biases.gate_up);
+  layer.down.bias = std::move(biases.down);
+}
+
 /// Euclidean norm of every row of a weight with its input scale: (N).
 std::vector<float> row_norms(const HostWeight& weight) {
   std::vector<float> norms(weight.rows);
@@ -206,12 +243,12 @@ float guard_for(double bound) {
 }
 
 /// The power of two that puts the scale of a typical group of this head's keys or values near 8, in the middle of what
-/// E4M3 can say. Typical: an input of unit mean square, so a channel's mean square is its row's squared norm; groups of
-/// 32 reach about 2.5 of it, divided over 7.5 levels.
-float kv_factor(const float* norms, int64_t head_dim) {
+/// E4M3 can say. Typical: `mean_square` (E) of every channel; groups of 32 reach about 2.5 of its root, divided over
+/// 7.5 levels.
+float kv_factor(const std::vector<double>& mean_square) {
   double sum = 0;
-  for (int64_t i = 0; i < head_dim; ++i) sum += double{norms[i]} * norms[i];
-  const double typical_scale = std::sqrt(sum / static_cast<double>(head_dim)) * 2.5 / 7.5;
+  for (double square : mean_square) sum += square;
+  const double typical_scale = std::sqrt(sum / static_cast<double>(mean_square.size())) * 2.5 / 7.5;
   return typical_scale > 0 ? static_cast<float>(std::exp2(std::round(std::log2(typical_scale / 8.0)))) : 1.0f;
 }
 
@@ -272,19 +309,30 @@ std::vector<float> divide_columns(std::vector<float> w, const std::vector<float>
   return w;
 }
 
-// Bounds by Cauchy and Schwarz: a normalised row has norm sqrt(D), so |row n of W times it| <= sqrt(D) |W_n|.
+// Bounds by Cauchy and Schwarz: a normalised row has norm sqrt(D), so |row n of W times it| <= sqrt(D) |W_n|; its bias
+// comes on top. An input of unit mean square gives channel n the mean square |W_n|^2 + bias^2; a norm over the head
+// then leaves its gain's.
 
-LayerConstants attention_constants(const HostWeight& weight, const LlamaConfig& config) {
+LayerConstants attention_constants(const HostWeight& weight, const HeadNorm& norm, const LlamaConfig& config) {
   LayerConstants out;
   const int64_t E = config.head_dim, H = config.heads, J = config.kv_heads;
-  const std::vector<float> qkv = row_norms(weight);
-  const float* values = qkv.data() + (H + J) * E;
+  const std::vector<float> rows = row_norms(weight);
+  const auto bias = [&](int64_t n) { return weight.bias.empty() ? 0.0 : double{weight.bias[n]}; };
   double bound = 0;
-  for (int64_t i = 0; i < J * E; ++i) bound = std::max(bound, std::sqrt(static_cast<double>(config.width)) * values[i]);
+  for (int64_t n = (H + J) * E; n < weight.rows; ++n)
+    bound = std::max(bound, std::sqrt(static_cast<double>(config.width)) * rows[n] + std::fabs(bias(n)));
   out.attention_guard = guard_for(bound);
+  const auto factor_of = [&](int64_t head, const std::vector<float>& gain) {
+    std::vector<double> mean_square;
+    for (int64_t i = 0; i < E; ++i) {
+      const int64_t n = head * E + i;
+      mean_square.push_back(gain.empty() ? double{rows[n]} * rows[n] + bias(n) * bias(n) : double{gain[i]} * gain[i]);
+    }
+    return kv_factor(mean_square);
+  };
   for (int64_t j = 0; j < J; ++j) {
-    out.key_factor.push_back(kv_factor(qkv.data() + (H + j) * E, E));
-    out.value_factor.push_back(kv_factor(values + j * E, E));
+    out.key_factor.push_back(factor_of(H + j, norm.k));
+    out.value_factor.push_back(factor_of(H + J + j, {}));
   }
   return out;
 }
@@ -292,17 +340,27 @@ LayerConstants attention_constants(const HostWeight& weight, const LlamaConfig& 
 float swiglu_guard(const HostWeight& weight, const LlamaConfig& config) {
   const int64_t F = config.feed_forward;
   const std::vector<float> gate_up = row_norms(weight);
+  const double reach = std::sqrt(static_cast<double>(config.width));
+  const auto bound_of = [&](int64_t n) {
+    return reach * gate_up[n] + (weight.bias.empty() ? 0.0 : std::fabs(double{weight.bias[n]}));
+  };
   double bound = 0;
-  for (int64_t i = 0; i < F; ++i)
-    bound = std::max(bound, static_cast<double>(config.width) * gate_up[i] * gate_up[F + i]);
+  for (int64_t i = 0; i < F; ++i) bound = std::max(bound, bound_of(i) * bound_of(F + i));
   return guard_for(bound);
 }
 
 void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
-  for (const auto& [name, shape] : expected_tensors(c)) check_shape(checkpoint, name, shape);
+  std::set<std::string> expected;
+  for (const auto& [name, shape] : expected_tensors(c)) {
+    check_shape(checkpoint, name, shape);
+    expected.insert(name);
+  }
   for (const TensorInfo& info : checkpoint.tensors()) {
-    const bool bias = info.name.size() > 5 && info.name.compare(info.name.size() - 5, 5, ".bias") == 0;
-    FUT_CHECK(!bias, info.file, ": tensor ", info.name, ": biases are not supported");
+    // Passed over, these would change the result without a word.
+    const bool changes =
+        info.name.ends_with(".bias") || info.name.ends_with(".q_norm.weight") || info.name.ends_with(".k_norm.weight");
+    FUT_CHECK(!changes || expected.contains(info.name), info.file, ": tensor ", info.name,
+              ": the configuration has no such bias or norm (", c.architecture, ")");
     const bool too_deep = info.name.rfind(cat("model.layers.", c.layers, "."), 0) == 0;
     FUT_CHECK(!too_deep, info.file, ": tensor ", info.name, ", but the configuration says ", c.layers, " layers");
   }
@@ -321,6 +379,25 @@ std::vector<std::string> unused_tensors(const Checkpoint& checkpoint, const Llam
   return unused;
 }
 
+LayerBiases read_biases(const Checkpoint& checkpoint, const LlamaConfig& c, int64_t l, OfflineRotation rotation) {
+  LayerBiases out;
+  if (c.qkv_bias) out.qkv = read_stacked_biases(checkpoint, qkv_names(l));
+  if (c.o_bias) out.o = read_stacked_biases(checkpoint, {layer_name(l, "self_attn.o_proj")});
+  if (c.mlp_bias) out.gate_up = read_stacked_biases(checkpoint, gate_up_names(l));
+  if (c.mlp_bias) out.down = read_stacked_biases(checkpoint, {layer_name(l, "mlp.down_proj")});
+  const int64_t E = c.head_dim, H = c.heads, J = c.kv_heads;
+  if (rotation.value && c.qkv_bias) hadamard_rotate_rows(out.qkv.data() + (H + J) * E, J * E, 1, E);
+  if (rotation.residual && c.o_bias) hadamard_rotate_rows(out.o.data(), c.width, 1, c.width);
+  if (rotation.residual && c.mlp_bias) hadamard_rotate_rows(out.down.data(), c.width, 1, c.width);
+  return out;
+}
+
+HeadNorm read_head_norm(const Checkpoint& checkpoint, const LlamaConfig& c, int64_t l) {
+  if (!c.head_norm) return {};
+  return {read_finite(checkpoint, layer_name(l, "self_attn.q_norm")),
+          read_finite(checkpoint, layer_name(l, "self_attn.k_norm"))};
+}
+
 LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int64_t l, OfflineRotation rotation) {
   LayerTensors out;
   out.qkv = read_stacked(checkpoint, qkv_names(l));
@@ -331,6 +408,8 @@ LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int6
   out.gate_up_gain = checkpoint.read_f32(layer_name(l, "post_attention_layernorm"));
   fold_gain(out.qkv, out.qkv_gain);
   fold_gain(out.gate_up, out.gate_up_gain);
+  out.bias = read_biases(checkpoint, c, l, rotation);
+  out.head_norm = read_head_norm(checkpoint, c, l);
   const int64_t E = c.head_dim, H = c.heads, J = c.kv_heads;
   if (rotation.value) {
     hadamard_rotate_rows(out.qkv.data() + (H + J) * E * c.width, J * E, c.width, E);
@@ -381,12 +460,14 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
     LayerTensors tensors;
     const bool same_tensors = !source.quantised() && !prefill_stored && !decode_stored;
     if (!decode_stored) tensors = read_layer(for_decode, c, l, rotation);
-    const HostLayer decode = decode_stored ? stored_layer(for_decode, l, options.decode)
-                                           : encode_layer(tensors, c, l, options, options.decode, scale_inputs);
+    HostLayer decode = decode_stored ? stored_layer(for_decode, l, options.decode)
+                                     : encode_layer(tensors, c, l, options, options.decode, scale_inputs);
     FUT_CHECK(scale_inputs || (decode.qkv.input_scale.empty() && decode.gate_up.input_scale.empty()), for_decode.path(),
               ": its INT4 weights have input scales (norm weights other than 1), which backend ", backend.name(),
               " does not know; --backend cpu does");
-    out.constants.push_back(attention_constants(decode.qkv, c));
+    add_biases(decode, read_biases(for_decode, c, l, rotation));
+    out.head_norms.push_back(read_head_norm(for_decode, c, l));
+    out.constants.push_back(attention_constants(decode.qkv, out.head_norms.back(), c));
     out.constants.back().swiglu_guard = swiglu_guard(decode.gate_up, c);
     if (shared) {
       out.prefill.push_back(place_layer(backend, decode));
@@ -394,9 +475,10 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
     }
     out.decode.push_back(place_layer(backend, decode));
     if (!prefill_stored && !same_tensors) tensors = read_layer(for_prefill, c, l, rotation);
-    out.prefill.push_back(place_layer(backend, prefill_stored
-                                                   ? stored_layer(for_prefill, l, options.prefill)
-                                                   : encode_layer(tensors, c, l, options, options.prefill, false)));
+    HostLayer prefill = prefill_stored ? stored_layer(for_prefill, l, options.prefill)
+                                       : encode_layer(tensors, c, l, options, options.prefill, false);
+    add_biases(prefill, read_biases(for_prefill, c, l, rotation));
+    out.prefill.push_back(place_layer(backend, prefill));
   }
   const bool f32 = options.prefill == Dtype::f32 || options.decode == Dtype::f32;
   const Dtype table = f32 ? Dtype::f32 : Dtype::bf16;

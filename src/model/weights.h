@@ -3,12 +3,14 @@
 //   model.embed_tokens.weight                        (V, D)
 //   model.layers.N.input_layernorm.weight            (D)         folded into q, k, v
 //   model.layers.N.self_attn.{q,k,v}_proj.weight     (H E, D), (J E, D), (J E, D)
+//   model.layers.N.self_attn.{q,k}_norm.weight       (E) each, where the architecture has them
 //   model.layers.N.self_attn.o_proj.weight           (D, H E)
 //   model.layers.N.post_attention_layernorm.weight   (D)         folded into gate, up
 //   model.layers.N.mlp.{gate,up}_proj.weight         (F, D) each
 //   model.layers.N.mlp.down_proj.weight              (D, F)
 //   model.norm.weight                                (D)         folded into the head
 //   lm_head.weight                                   (V, D), or the embedding where heads are tied
+// A projection's .bias (outputs) where the configuration says so.
 #pragma once
 
 #include <functional>
@@ -38,8 +40,13 @@ struct LayerConstants {
   std::vector<float> value_factor;  ///< (J)
 };
 
-/// What follows from the values' and keys' rows of W_qkv: all but the SwiGLU guard.
-LayerConstants attention_constants(const HostWeight& qkv, const LlamaConfig& config);
+/// Gains (E) of the norms over each head's queries and keys; empty where the architecture has none.
+struct HeadNorm {
+  std::vector<float> q, k;
+};
+
+/// What follows from the values' and keys' rows of W_qkv, and the keys' gains: all but the SwiGLU guard.
+LayerConstants attention_constants(const HostWeight& qkv, const HeadNorm& norm, const LlamaConfig& config);
 float swiglu_guard(const HostWeight& gate_up, const LlamaConfig& config);
 
 struct WeightOptions {
@@ -56,6 +63,7 @@ struct ModelWeights {
   std::vector<LayerWeights> prefill;
   std::vector<LayerWeights> decode;  ///< empty if both phases use the same format: see for_decode()
   std::vector<LayerConstants> constants;
+  std::vector<HeadNorm> head_norms;  // (L)
 
   const LayerWeights& for_decode(int64_t layer) const { return decode.empty() ? prefill[layer] : decode[layer]; }
 };
@@ -64,11 +72,18 @@ struct ModelWeights {
 /// no more than one layer is held in FP32.
 ModelWeights load_weights(Backend& backend, const ModelSource& source, const WeightOptions& options);
 
+/// Biases of a layer's four products; empty where the configuration has none.
+struct LayerBiases {
+  std::vector<float> qkv, o, gate_up, down;
+};
+
 /// One layer in FP32 with the norms' gains folded: rows of qkv, o, gate_up, down.
 struct LayerTensors {
   std::vector<float> qkv, o, gate_up, down;
   std::vector<float> qkv_gain,
       gate_up_gain;  ///< (D) what was folded into each column; ones where a rotation mixed them
+  LayerBiases bias;
+  HeadNorm head_norm;
 };
 
 /// An input scale (HostWeight) near `wanted` (K): the nearest BF16, as norm.weight stores it, 1 where there is no
@@ -77,6 +92,8 @@ std::vector<float> usable_input_scale(std::vector<float> wanted);
 
 /// w (N, K) -> w diag(1 / input_scale): what is left to the weight. An empty scale changes nothing.
 std::vector<float> divide_columns(std::vector<float> w, const std::vector<float>& input_scale);
+
+HeadNorm read_head_norm(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t layer);
 
 /// How a checkpoint's weights are turned offline; both leave the function of the model as it is.
 struct OfflineRotation {
@@ -87,11 +104,14 @@ struct OfflineRotation {
 LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t layer,
                         OfflineRotation rotation);
 
+LayerBiases read_biases(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t layer,
+                        OfflineRotation rotation);
+
 /// (V, D) the head with the final norm's gain folded in.
 std::vector<float> read_head(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation);
 std::vector<float> read_embedding(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation);
 
-/// Throws unless every tensor that the configuration implies is there in the right shape, and no bias is.
+/// Throws unless every tensor that the configuration implies is there in the right shape, and no other bias or norm is.
 void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& config);
 
 /// Names of the tensors that nothing reads. Stored rotary frequencies are not among them: they are recomputed.

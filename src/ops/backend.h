@@ -37,7 +37,7 @@ class Buffer {
 /// A weight together with the memory it lives in.
 struct PlacedWeight {
   Weight weight;
-  Buffer storage, scale_storage, input_scale_storage = {};
+  Buffer storage, scale_storage, input_scale_storage = {}, bias_storage = {};
 };
 
 class Backend {

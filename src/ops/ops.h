@@ -27,8 +27,8 @@
 
 namespace fut {
 
-/// A weight matrix as a backend holds it: y[t, n] = sum_k a[t, k] * w[n, k]. `data` is in the backend's own order,
-/// which only Backend::place() and the backend's GEMMs know.
+/// A weight matrix as a backend holds it: y[t, n] = sum_k a[t, k] * w[n, k] + bias[n]. `data` is in the backend's own
+/// order, which only Backend::place() and the backend's GEMMs know.
 struct Weight {
   Dtype dtype = Dtype::f32;
   int64_t rows = 0, cols = 0;  ///< N, K
@@ -39,6 +39,7 @@ struct Weight {
   /// int4: (K) or null: the normalised row is multiplied by it before it is rounded, fp16((x * rstd) * input_scale).
   /// Only where the operand is the residual: qkv, gate_up.
   const float* input_scale = nullptr;
+  const float* bias = nullptr;  ///< (N) added in FP32 to the finished product, or null; embedding and head have none
 };
 
 /// A GEMM operand (T, K) that an earlier op left: true value = element * scale (* row_scale[t], if there is one).
@@ -112,10 +113,10 @@ struct EmbedArgs {
   int64_t rows = 0, width = 0;      ///< T, D
 };
 
-/// y = (x * rstd) W_qkv^T; q, k turned by RoPE; k minus its mean; q and k rotated where the cache is INT4;
-/// q times log2(e) / sqrt(E), so that the softmax is a power of two. q, k, v rounded to bf16 (f32 where the cache is
-/// f32). k and v go to the cache: every token into its page, or, INT4, into sinks and tail, and whole pages as codes.
-/// `qkv_rope_cache` in prefill, `qkv_rope_append` in decode.
+/// y = (x * rstd) W_qkv^T + bias; q, k of each head normalised (q_norm); q, k turned by RoPE; k minus its mean; q and k
+/// rotated where the cache is INT4; q times log2(e) / sqrt(E), so that the softmax is a power of two. q, k, v rounded
+/// to bf16 (f32 where the cache is f32). k and v go to the cache: every token into its page, or, INT4, into sinks and
+/// tail, and whole pages as codes. `qkv_rope_cache` in prefill, `qkv_rope_append` in decode.
 struct QkvArgs {
   void* q = nullptr;  // (T, H, E) bf16 | f32
   void* k = nullptr;  // (T, J, E) bf16 | f32, this call's keys as the tail stores them (prefill attention reads them)
@@ -127,6 +128,9 @@ struct QkvArgs {
   Batch batch;
   int heads = 0;      ///< H
   int64_t width = 0;  ///< D
+  // Both or none: a head h of q or k becomes h / sqrt(mean(h^2) + residual.eps) * gain, in FP32, before RoPE.
+  const float* q_norm = nullptr;  // (E)
+  const float* k_norm = nullptr;  // (E)
 };
 
 /// o[t, h] = softmax(q[t, h] . K) V over the sequence's tokens 0 .. position(t), causal; query head h reads KV head
@@ -142,7 +146,7 @@ struct AttentionArgs {
   int heads = 0;  ///< H
 };
 
-/// x += a W^T, then the sum of squares and the e4m3 copy of the new x. `o_proj_residual`, `down_residual`.
+/// x += a W^T + bias, then the sum of squares and the e4m3 copy of the new x. `o_proj_residual`, `down_residual`.
 struct ResidualGemmArgs {
   Residual residual;  // (T, N)
   Operand a;          // (T, K)
@@ -150,7 +154,7 @@ struct ResidualGemmArgs {
   int64_t rows = 0;   ///< T
 };
 
-/// h = silu(g) * u with (g, u) = (x * rstd) W_gate_up^T. `gate_up_swiglu`.
+/// h = silu(g) * u with (g, u) = (x * rstd) W_gate_up^T + bias. `gate_up_swiglu`.
 struct GateUpArgs {
   Operand out;        // (T, F)
   Residual residual;  // (T, D)
@@ -172,6 +176,7 @@ struct DecodeLayer {
   Weight qkv, o, gate_up, down;
   KvCache cache;
   float attention_guard = 1.0f, swiglu_guard = 1.0f;
+  const float *q_norm = nullptr, *k_norm = nullptr;  ///< as in QkvArgs
 };
 
 /// A whole decode step, tokens to logits: embed, every layer's five operations, lm_head.

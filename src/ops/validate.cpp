@@ -22,6 +22,14 @@ void check_no_input_scale(const char* op, const char* name, const Weight& w) {
   FUT_CHECK(!w.input_scale, op, ": ", name, " has an input scale, its operand is no normalised row");
 }
 
+void check_no_bias(const char* op, const char* name, const Weight& w) {
+  FUT_CHECK(!w.bias, op, ": ", name, " has a bias; only a layer's products take one");
+}
+
+void check_head_norm(const char* op, const float* q_norm, const float* k_norm) {
+  FUT_CHECK(!q_norm == !k_norm, op, ": gains of the heads' norm for ", q_norm ? "q" : "k", " alone");
+}
+
 void check_residual(const char* op, const Residual& r) {
   FUT_CHECK(r.x && r.sum_squares, op, ": the residual has no data");
   FUT_CHECK(r.dtype == Dtype::f32 || r.dtype == Dtype::bf16, op, ": the residual is ", name_of(r.dtype),
@@ -104,6 +112,7 @@ void validate(const EmbedArgs& args) {
   check_weight(op, "embedding", args.embedding, args.embedding.rows, args.width);
   FUT_CHECK(args.embedding.dtype == Dtype::f32 || args.embedding.dtype == Dtype::bf16, op, ": embedding is ",
             name_of(args.embedding.dtype), ", expected f32 or bf16");
+  check_no_bias(op, "embedding", args.embedding);
   FUT_CHECK(args.rows == 0 || args.tokens, op, ": no tokens");
 }
 
@@ -121,6 +130,7 @@ void validate_qkv(const QkvArgs& args, bool decode) {
   FUT_CHECK(decode || args.qkv.dtype != Dtype::int4, op, ": INT4 weights are for decode");
   FUT_CHECK(decode || args.qkv.dtype != Dtype::e4m3 || args.residual.x8, op, ": e4m3 weights need the e4m3 residual");
   check_positions(op, args.rope, args.batch);
+  check_head_norm(op, args.q_norm, args.k_norm);
 }
 
 void validate_attention(const AttentionArgs& args, bool decode) {
@@ -154,6 +164,7 @@ void validate(const LmHeadArgs& args) {
   const char* op = "lm_head";
   check_residual(op, args.residual);
   check_weight(op, "head", args.head, args.head.rows, args.head.cols);
+  check_no_bias(op, "head", args.head);
   FUT_CHECK(args.rows == 0 || args.logits, op, ": no room for logits");
 }
 
@@ -165,6 +176,8 @@ void validate(const DecodeStepArgs& args) {
   FUT_CHECK(args.batch.rows == 0 || (args.tokens && args.logits), op, ": no tokens, or no room for logits");
   check_weight(op, "embedding", args.embedding, args.embedding.rows, D);
   check_weight(op, "head", args.head, args.head.rows, D);
+  check_no_bias(op, "embedding", args.embedding);
+  check_no_bias(op, "head", args.head);
   check_batch(op, args.batch, true);
   check_positions(op, args.rope, args.batch);
   for (int64_t l = 0; l < args.layer_count; ++l) {
@@ -182,6 +195,7 @@ void validate(const DecodeStepArgs& args) {
     check_weight(op, "down", layer.down, D, F);
     check_no_input_scale(op, "o", layer.o);
     check_no_input_scale(op, "down", layer.down);
+    check_head_norm(op, layer.q_norm, layer.k_norm);
     FUT_CHECK(layer.attention_guard > 0.0f && layer.swiglu_guard > 0.0f, op, ": layer ", l, " has guards ",
               layer.attention_guard, " and ", layer.swiglu_guard);
   }

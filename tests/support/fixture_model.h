@@ -82,6 +82,8 @@ struct Fixture {
   std::string stored = "F32";          ///< or "BF16"
   std::string lm_head = "yes";         ///< "yes", "no", "zero", or "copy" of the embedding
   bool attention_bias = false, mlp_bias = false, inv_freq = false;
+  bool qkv_bias = false;   ///< without o_proj's, which attention_bias means as well
+  bool head_norm = false;  ///< q_norm and k_norm, with gains around 1
   std::function<void(const std::string& tensor, std::vector<float>& values)> edit = {};  ///< after they were drawn
 };
 
@@ -144,23 +146,28 @@ class FixtureWeights {
       draw(cat(prefix, name, ".weight"), {outputs, inputs});
       if (bias) draw(cat(prefix, name, ".bias"), {outputs}, 0.5);
     };
-    projection("self_attn.q_proj", q_width, D, fixture_.attention_bias);
-    projection("self_attn.k_proj", kv_width, D, fixture_.attention_bias);
-    projection("self_attn.v_proj", kv_width, D, fixture_.attention_bias);
+    const bool qkv_bias = fixture_.attention_bias || fixture_.qkv_bias;
+    projection("self_attn.q_proj", q_width, D, qkv_bias);
+    projection("self_attn.k_proj", kv_width, D, qkv_bias);
+    projection("self_attn.v_proj", kv_width, D, qkv_bias);
     projection("self_attn.o_proj", D, q_width, fixture_.attention_bias);
     projection("mlp.gate_proj", F, D, fixture_.mlp_bias);
     projection("mlp.up_proj", F, D, fixture_.mlp_bias);
     projection("mlp.down_proj", D, F, fixture_.mlp_bias);
+    for (const char* norm : {"q_norm", "k_norm"}) {
+      if (fixture_.head_norm) draw(cat(prefix, "self_attn.", norm, ".weight"), {E}, 0.25, 1.0f);
+    }
     constant(prefix + "input_layernorm.weight", {D}, 1.0f);
     constant(prefix + "post_attention_layernorm.weight", {D}, 1.0f);
     if (fixture_.inv_freq) constant(prefix + "self_attn.rotary_emb.inv_freq", {E / 2}, 0.5f);
   }
 
-  /// Normal deviates of variance 1 / inputs, unless told otherwise.
-  std::vector<float> draw(const std::string& name, const std::vector<int64_t>& shape, double sigma = 0) {
+  /// Normal deviates of variance 1 / inputs, unless told otherwise, around `base`.
+  std::vector<float> draw(const std::string& name, const std::vector<int64_t>& shape, double sigma = 0,
+                          float base = 0.0f) {
     if (sigma == 0) sigma = std::pow(static_cast<double>(shape.back()), -0.5);
     std::vector<float> values(count_of(shape));
-    for (float& value : values) value = static_cast<float>(random_.gauss(sigma));
+    for (float& value : values) value = static_cast<float>(random_.gauss(sigma)) + base;
     put(name, shape, values);
     return values;
   }
