@@ -60,6 +60,7 @@ struct TokenizerFamily {
   std::string_view name;
   std::vector<Split> rules;
   bool ignore_merges, add_bos;
+  bool nfc = false;  ///< text is normalised first, which GGUF does not say
 };
 
 /// Throws for a name that is not known; `source` names the file.
@@ -79,6 +80,7 @@ struct BpeParts {
   PreTokenizer pre;
   bool byte_level = true;    ///< symbols are bytes; else characters, and pieces are spelled as they are
   bool space_first = false;  ///< a space goes before text that does not begin with one
+  bool nfc = false;          ///< text is brought into Unicode's form C first
   bool ignore_merges = false;
   bool add_bos = false;
   int32_t bos = -1;

@@ -43,10 +43,10 @@ class Tokenizer {
   /// `source` names the file in messages.
   static std::unique_ptr<Tokenizer> from_vocabulary(const BpeVocabulary& vocabulary, const std::string& source);
 
-  /// Ids of `text`, which is taken byte for byte: it is not normalised, and a byte that is no UTF-8 counts as a symbol
-  /// where the text is split. Bytes that the vocabulary has no token for are left out, as Hugging Face does (Llama-3
-  /// has all). `add_bos`: put the beginning-of-sequence token first if this tokenizer does so (adds_bos()), whether or
-  /// not the text spells one out itself.
+  /// Ids of `text`, which is taken byte for byte: it is not normalised, unless the file asks for NFC (Qwen2, Qwen3),
+  /// and a byte that is no UTF-8 counts as a symbol where the text is split. Bytes that the vocabulary has no token for
+  /// are left out, as Hugging Face does (Llama-3 has all). `add_bos`: put the beginning-of-sequence token first if this
+  /// tokenizer does so (adds_bos()), whether or not the text spells one out itself.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_bos, ControlTokens control) const = 0;
 
   /// Ids of a text of which parts are data (marks: a byte a byte of `text`, 0 for what is not; or empty). Control

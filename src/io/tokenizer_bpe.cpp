@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "io/bpe.h"
 #include "io/mapped_file.h"
+#include "io/nfc.h"
 #include "io/tokenizer.h"
 #include "io/utf8.h"
 
@@ -35,12 +36,16 @@ class BpeTokenizer final : public VocabularyTokenizer {
         merges_(parts.merges.size()),
         byte_level_(parts.byte_level),
         space_first_(parts.space_first),
+        nfc_(parts.nfc),
         ignore_merges_(parts.ignore_merges) {
     take_spellings(parts.tokens);
     take_merges(parts);
   }
 
  private:
+  std::optional<std::string> normalised(std::string_view text) const override {
+    return nfc_ ? to_nfc(text) : std::nullopt;
+  }
   void cut(std::string_view text, Place place, Encoding& encoding) const override;
   void append_piece(std::string_view piece, std::vector<int32_t>& ids) const override;
   void take_spellings(const std::vector<BpeToken>& tokens);
@@ -49,7 +54,7 @@ class BpeTokenizer final : public VocabularyTokenizer {
 
   PreTokenizer pre_;
   MergeTable merges_;
-  bool byte_level_, space_first_, ignore_merges_;
+  bool byte_level_, space_first_, nfc_, ignore_merges_;
   std::array<int32_t, 256> byte_ids_{};                  // the token of each single byte, or -1
   std::unordered_map<std::string_view, int32_t> words_;  // whole tokens, where pieces or characters are looked up
 };
@@ -142,10 +147,10 @@ BpeToken token_of_type(const std::string& spelling, int type, size_t id, const s
 
 const TokenizerFamily& tokenizer_family(const std::string& name, const std::string& source) {
   static const std::vector<TokenizerFamily> families = {
-      {"gpt-2", {Split::gpt2}, false, false},   {"gpt2", {Split::gpt2}, false, false},
-      {"default", {Split::gpt2}, false, false}, {"llama-bpe", {Split::llama3}, true, true},
-      {"llama3", {Split::llama3}, true, true},  {"llama-v3", {Split::llama3}, true, true},
-      {"qwen2", {Split::qwen2}, false, false},  {"smollm", {Split::single_digit, Split::gpt2}, false, false},
+      {"gpt-2", {Split::gpt2}, false, false},        {"gpt2", {Split::gpt2}, false, false},
+      {"default", {Split::gpt2}, false, false},      {"llama-bpe", {Split::llama3}, true, true},
+      {"llama3", {Split::llama3}, true, true},       {"llama-v3", {Split::llama3}, true, true},
+      {"qwen2", {Split::qwen2}, false, false, true}, {"smollm", {Split::single_digit, Split::gpt2}, false, false},
   };
   for (const TokenizerFamily& family : families) {
     if (family.name == name) return family;
@@ -175,6 +180,7 @@ std::unique_ptr<Tokenizer> Tokenizer::from_vocabulary(const BpeVocabulary& vocab
   }
   for (const std::string& merge : vocabulary.merges) parts.merges.push_back(split_merge(merge, source));
   parts.pre = PreTokenizer(family.rules);
+  parts.nfc = family.nfc;
   parts.ignore_merges = vocabulary.ignore_merges.value_or(family.ignore_merges);
   parts.add_bos = vocabulary.add_bos.value_or(family.add_bos && vocabulary.bos >= 0);
   parts.bos = vocabulary.bos;

@@ -100,7 +100,7 @@ std::string tokenizer_json(const BpeVocabulary& vocabulary, const std::string& s
   }
   Json model = bpe_model(vocab, vocabulary.merges);
   model["ignore_merges"] = vocabulary.ignore_merges.value_or(family.ignore_merges);
-  return file_text(added, nullptr, pre_tokenizer(family),
+  return file_text(added, family.nfc ? Json{{"type", "NFC"}} : Json(), pre_tokenizer(family),
                    post_processor(vocabulary, vocabulary.add_bos.value_or(family.add_bos)), byte_level(true), model,
                    source);
 }

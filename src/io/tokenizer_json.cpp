@@ -8,6 +8,7 @@
 #include "io/bpe.h"
 #include "io/json.h"
 #include "io/mapped_file.h"
+#include "io/nfc.h"
 #include "io/spm.h"
 #include "io/tokenizer.h"
 
@@ -87,10 +88,22 @@ void refuse_flag(const Node& node, const std::string& key) {
   if (node.flag(key, false)) node.refuse("\"" + key + "\" is not supported");
 }
 
-/// Only what keeps the text as it is: this library never normalises.
-void check_normalizer(const Node& node) {
+/// Whether text is brought into Unicode's form C: the only thing done to it that is known here.
+bool asks_for_nfc(const Node& node) {
+  if (type_of(node) == "NFC") return true;
   if (type_of(node) != "Sequence") refuse_type(node);
-  for (const Node& part : node.at("normalizers").items()) check_normalizer(part);
+  bool asks = false;
+  for (const Node& part : node.at("normalizers").items()) asks |= asks_for_nfc(part);
+  return asks;
+}
+
+/// Text that is normalised is no longer that of which the caller said what is data.
+void check_added_for_nfc(const Node& list, const BpeParts& parts) {
+  for (const AddedToken& added : parts.added) {
+    if (added.second_pass && (added.control || to_nfc(added.text)))
+      list.refuse("\"" + printable(added.text) + "\", which is \"normalized\" and " +
+                  (added.control ? "special" : "not in NFC") + ", is not supported beside the normalizer NFC");
+  }
 }
 
 void check_model(const Node& model) {
@@ -403,7 +416,7 @@ BpeParts read_tokenizer(const Node& root, bool is_spm) {
   const Node model = root.at("model");
   check_model(model);
   if (!is_spm) {
-    if (root.has("normalizer")) check_normalizer(root.at("normalizer"));
+    if (root.has("normalizer")) parts.nfc = asks_for_nfc(root.at("normalizer"));
     std::vector<Split> rules;
     if (root.has("pre_tokenizer")) read_pre_tokenizer(root.at("pre_tokenizer"), parts, rules);
     parts.pre = PreTokenizer(rules);
@@ -416,6 +429,7 @@ BpeParts read_tokenizer(const Node& root, bool is_spm) {
   const size_t named = vocabulary.value().size() + (has_added ? root.at("added_tokens").value().size() : 0);
   const int bytes_named = read_vocabulary(vocabulary, named, parts);
   if (has_added) read_added_tokens(root.at("added_tokens"), vocabulary.value(), named, parts);
+  if (has_added && parts.nfc) check_added_for_nfc(root.at("added_tokens"), parts);
   if (!is_spm && bytes_named < 256 && model.has("unk_token") && !model.at("unk_token").text().empty()) {
     model.refuse("\"unk_token\" is supported only where every byte has a token and it is never used");
   }

@@ -95,8 +95,15 @@ void VocabularyTokenizer::Encoding::cut_added(std::string_view text, size_t pass
     if (!text.empty()) tokenizer_.cut(text, place, *this);
     return;
   }
+  bool as_given = true;
+  if (pass == 1) {
+    if (auto normalised = tokenizer_.normalised(text)) text = keep(std::move(*normalised)), as_given = false;
+  }
   const AddedTokens& added = tokenizer_.added_[pass];
-  const auto own = [&](size_t at) { return own_bytes(static_cast<size_t>(text.data() - text_.data()) + at); };
+  // A normalised copy has no marks: no tokenizer that normalises has control tokens of the second pass.
+  const auto own = [&](size_t at) {
+    return as_given ? own_bytes(static_cast<size_t>(text.data() - text_.data()) + at) : 0;
+  };
   const Place later = pass == 0 ? Place::after_token : Place::inside;
   size_t done = 0;
   for (auto match = added.next(text, 0, own); match.token; match = added.next(text, done, own)) {

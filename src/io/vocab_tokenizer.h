@@ -5,6 +5,7 @@
 #include <array>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -118,6 +119,9 @@ class VocabularyTokenizer : public Tokenizer {
     std::deque<std::string> kept_;
   };
 
+  /// A stretch as it is to be tokenised, where that is not as it stands. Tokens of the second pass are looked for in
+  /// it.
+  virtual std::optional<std::string> normalised(std::string_view) const { return std::nullopt; }
   /// Cuts a stretch (not empty) into pieces, each of which encoding.take() gets.
   virtual void cut(std::string_view text, Place place, Encoding& encoding) const = 0;
   /// The tokens of a piece, which depend on nothing else.
