@@ -345,7 +345,7 @@ TEST(TokenizerJson, RefusesUnknownPartsByName) {
   expect_refused(with_pre(R"({"type":"Split","pattern":{"String":" "},"behavior":"Isolated"})"), "Regex");
   expect_refused(with_pre("{\"type\":\"Sequence\",\"pretokenizers\":[" + kByteLevel + ",{\"type\":\"Digits\"}]}"),
                  "Digits");
-  expect_refused(replaced(good, R"("normalizer":null)", R"("normalizer":{"type":"NFC"})"), "NFC");
+  expect_refused(replaced(good, R"("normalizer":null)", R"("normalizer":{"type":"NFKC"})"), "NFKC");
   expect_refused(replaced(good, R"("type":"BPE")", R"("type":"Unigram")"), "Unigram");
   expect_refused(replaced(good, R"("type":"BPE")", R"("type":"WordPiece")"), "WordPiece");
   expect_refused(replaced(good, R"("byte_fallback":false)", R"("byte_fallback":true)"), "ByteLevel");

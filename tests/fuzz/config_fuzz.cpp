@@ -51,7 +51,18 @@ const std::vector<std::string> kWords = {"architectures",
                                          "use_sliding_window",
                                          "hidden_act",
                                          "silu",
-                                         "rope_interleaved"};
+                                         "rope_interleaved",
+                                         "use_mrope",
+                                         "layer_types",
+                                         "full_attention",
+                                         "sliding_attention",
+                                         "max_window_layers",
+                                         "mistral",
+                                         "qwen2",
+                                         "qwen3",
+                                         "MistralForCausalLM",
+                                         "Qwen2ForCausalLM",
+                                         "Qwen3ForCausalLM"};
 
 class ConfigTarget final : public Target {
  public:
@@ -71,6 +82,7 @@ class ConfigTarget final : public Target {
     require(c.width > 0 && c.feed_forward > 0 && c.layers > 0 && c.vocabulary > 0 && c.positions > 0, "a size below 1");
     require(c.heads > 0 && c.kv_heads > 0 && c.heads % c.kv_heads == 0, "heads that do not divide");
     require(c.head_dim > 0 && c.head_dim % 2 == 0, "an odd head");
+    require(c.rotary_dim > 0 && c.rotary_dim % 2 == 0 && c.rotary_dim <= c.head_dim, "rotary pairs outside the head");
     require(std::isfinite(c.norm_eps) && c.norm_eps > 0, "an epsilon that is no positive number");
     for (const int32_t id : c.eos) require(id >= 0 && id < c.vocabulary, "an end token outside the vocabulary");
     for (const double f : rope_inverse_frequencies(c)) require(std::isfinite(f) && f >= 0, "an infinite frequency");

@@ -109,11 +109,11 @@ def gguf(entries, tensors, version=3):
     return head + b"\0" * (-len(head) % 32) + data
 
 
-def llama(theta=10000.0):
-    return [string("general.architecture", "llama"), u32("llama.embedding_length", 32),
-            u32("llama.feed_forward_length", 64), u32("llama.block_count", 1), u32("llama.context_length", 16),
-            u32("llama.attention.head_count", 4), u32("llama.attention.head_count_kv", 2),
-            f32("llama.attention.layer_norm_rms_epsilon", 1e-5), f32("llama.rope.freq_base", theta)]
+def llama(theta=10000.0, name="llama"):
+    return [string("general.architecture", name), u32(name + ".embedding_length", 32),
+            u32(name + ".feed_forward_length", 64), u32(name + ".block_count", 1), u32(name + ".context_length", 16),
+            u32(name + ".attention.head_count", 4), u32(name + ".attention.head_count_kv", 2),
+            f32(name + ".attention.layer_norm_rms_epsilon", 1e-5), f32(name + ".rope.freq_base", theta)]
 
 
 def make_gguf():
@@ -131,6 +131,16 @@ def make_gguf():
             ("blk.0.attn_k.weight", [32, 16], 2, block(2, 512)), ("blk.0.attn_q.bias", [32], 0, floats(32)),
             ("blk.0.ffn_up.weight", [32, 64], 3, block(3, 2048)), ("blk.0.attn_norm.weight", [32], 1, bytes(64)),
             ("output.weight", [32, 11], 30, bytes(704))]))
+    for name, extra in [("qwen2", ("blk.0.attn_q.bias", [32])), ("qwen3", ("blk.0.attn_q_norm.weight", [16]))]:
+        write("gguf", name + ".gguf", gguf(llama(1e6, name) + [
+            u32(name + ".attention.key_length", 16), u32(name + ".attention.value_length", 16),
+            u32(name + ".rope.dimension_count", 8), u32(name + ".attention.sliding_window", 16),
+            string("tokenizer.ggml.model", "gpt2"), string("tokenizer.ggml.pre", "qwen2"),
+            strings("tokenizer.ggml.tokens", bpe[:9] + ["<|endoftext|>", "<|im_end|>"]),
+            strings("tokenizer.ggml.merges", ["h e", "l l"]), array("tokenizer.ggml.token_type", 5, "i", [1] * 9 + [3, 3]),
+            u32("tokenizer.ggml.eos_token_id", 10), boolean("tokenizer.ggml.add_bos_token", False)], [
+                ("token_embd.weight", [32, 11], 0, floats(32 * 11)), ("blk.0.attn_q.weight", [32, 64], 8, block(8, 2048)),
+                (*extra, 0, floats(extra[1][0]))]))
     pieces = ["<unk>", "<s>", "</s>", "<0x0A>", SPACE, "a", "b", "ab", SPACE + "ab", "<user>"]
     factors = struct.pack("<4f", 1, 1, 1, 1)
     write("gguf", "spm.gguf", gguf(llama() + [
@@ -164,6 +174,13 @@ def make_configs():
         "plain": {}, "linear": {"rope_scaling": {"type": "linear", "factor": 2.0}}, "llama3": {"rope_scaling": llama3},
         "yarn": {"rope_scaling": yarn}, "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
         "new": {"rope_theta": None, "head_dim": 16, "rope_parameters": {"rope_theta": 5e5, **llama3}},
+        "biases": {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 0.5},
+        "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+        "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "use_sliding_window": True,
+                  "max_window_layers": 2, "use_mrope": False},
+        "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32, "rope_theta": None,
+                  "layer_types": ["full_attention", "full_attention"],
+                  "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}},
         "new_yarn": {"rope_theta": None, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}},
     }
     for name, change in variants.items():
@@ -235,7 +252,12 @@ def make_tokenizers():
     old = {"type": "Sequence", "normalizers": [
         {"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]}
     new = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    qwen2 = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": LLAMA3.replace("{1,3}", "")}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]}
+    qwen = byte_level(qwen2, ignore_merges=False) | {"normalizer": {"type": "NFC"}}
     tokenizers = {
+        "qwen": qwen,
         "llama3": byte_level(split), "gpt2": byte_level({"type": "ByteLevel", "add_prefix_space": True, "use_regex": True},
                                                         ignore_merges=False, partial=True),
         "digits": byte_level(digits, partial=True), "prepend": sentencepiece(normalizer=old),
@@ -243,8 +265,9 @@ def make_tokenizers():
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True, "pad_token": None,
               "chat_template": "{{ bos_token }}"}
     for name, tokenizer in tokenizers.items():
+        marks = "cafe\u0301 <tool>\u1100\u1161\u11a8<s>s\u0307\u0323\u0958\n" if name == "qwen" else ""
         write("tokenizer_json", name, {"tokenizer.json": compact(tokenizer), "tokenizer_config.json": compact(config),
-                                       "text.txt": TEXT})
+                                       "text.txt": TEXT + marks})
 
 
 def varint(value):
