@@ -58,16 +58,20 @@ class AttentionBlock {
     empty_ += 8 * pair_ * kPairSlots;
   }
 
-  __device__ void run() {
+  /// Where the row and its pages are.
+  __device__ void locate() {
     sequence_ = args_.map.sequence[row_];
     piece_.locate(args_.map.position[row_], args_.splits, first_);
-    if (first_ >= piece_.pieces) return;
     end_ = min(first_ + args_.splits_a_block, piece_.pieces);
     if (Shape::kInt4) slot_ = args_.cache.slot[sequence_], tail_ = args_.cache.tail_in[sequence_];
     ahead_ = piece_;
     ahead_split_ = first_;
     ahead_item_ = pair_;
     skip_empty();
+  }
+
+  __device__ void run() {
+    if (first_ >= piece_.pieces) return;
     fetch_next();
     const KvCache& cache = args_.cache;
     AttentionWarp<Shape> core;
@@ -77,7 +81,7 @@ class AttentionBlock {
     uint32_t slot = 0, parity = 0;
     for (int split = first_; split < end_; ++split) {
       if (split > first_) {
-        piece_.locate(args_.map.position[row_], args_.splits, split);
+        piece_.move_to(split);
         core.restart();
       }
 #pragma unroll 1
@@ -128,7 +132,7 @@ class AttentionBlock {
   __device__ void skip_empty() {
     while (ahead_item_ >= ahead_.items && ahead_split_ < end_) {
       ahead_item_ = pair_;
-      if (++ahead_split_ < end_) ahead_.locate(ahead_.position, args_.splits, ahead_split_);
+      if (++ahead_split_ < end_) ahead_.move_to(ahead_split_);
     }
   }
 
@@ -283,6 +287,7 @@ __global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 2 : 1)
   release_next_kernel();
   AttentionBlock<Shape> block(args, memory, full, empty, starts);
   wait_for_previous_kernel();
+  block.locate();
   copy_engine_fence();  // rows that the previous kernel wrote, the copy engine reads
   block.run();
 }

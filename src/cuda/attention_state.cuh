@@ -73,6 +73,7 @@ struct Running {
           sum[nb][c] += s[i][nb][c] + s[i][nb][c + 2];
         }
       }
+      if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f)) continue;  // as most of the time
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) scale(o[i][nb], factor);
       if constexpr (Shape::kInt4) {

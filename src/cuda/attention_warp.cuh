@@ -17,16 +17,21 @@ __device__ inline uint32_t scale_pair(uint32_t codes) { return codes << 7; }
 template <class Shape>
 struct AttentionPiece {
   int position = 0;  ///< of the query
-  int first = 0;     ///< page of the piece
+  int length = 0;    ///< pages of every piece but the last
   int pieces = 0;    ///< that are not empty
+  int first = 0;     ///< page of the piece
   int own_tiles = 0, tiles = 0, items = 0;
 
   __device__ void locate(int64_t query_position, int splits, int split) {
     position = static_cast<int>(query_position);
-    const int own = position / kKvPageTokens;  // its index, and the number of pages before it
-    const AttentionCut cut(own, splits);
-    const int length = cut.length;
+    const AttentionCut cut(position / kKvPageTokens, splits);
+    length = cut.length;
     pieces = cut.pieces;
+    move_to(split);
+  }
+  /// Another piece of the same row.
+  __device__ void move_to(int split) {
+    const int own = position / kKvPageTokens;  // its index, and the number of pages before it
     first = split * length;
     own_tiles = tiles = items = 0;
     if (split >= pieces) return;
@@ -159,13 +164,19 @@ class AttentionWarp {
     const int g = lane_ >> 2, t = lane_ & 3;
     const float unit = Shape::kInt4 ? value_factor_ * 256.0f : 1.0f;
     for (int nb = 0; nb < NB; ++nb) {
+      float sum[2] = {state_.sum[nb][0], state_.sum[nb][1]};
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        sum[0] += __shfl_xor_sync(~0u, sum[0], step);
+        sum[1] += __shfl_xor_sync(~0u, sum[1], step);
+      }
+#pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float sum = state_.sum[nb][c];
-        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
         const int head = nb * 8 + 2 * t + c;
+        if (head >= group_) continue;  // nobody reads it
         if (g == 0) {
           ends[(slice * NB * 8 + head) * 2] = state_.largest[nb][c];
-          ends[(slice * NB * 8 + head) * 2 + 1] = sum;
+          ends[(slice * NB * 8 + head) * 2 + 1] = sum[c];
         }
         float* to = sums + (slice * NB * 8 + head) * E;
 #pragma unroll
@@ -240,8 +251,8 @@ class AttentionWarp {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       for (int nb = 0; nb < NB; ++nb) {
-        weight[i][nb][0] = transpose_8x8(half_pair(p[i][nb][0], p[i][nb][1]));
-        weight[i][nb][1] = transpose_8x8(half_pair(p[i][nb][2], p[i][nb][3]));
+        weight[i][nb][0] = transpose_8x8(weight_pair(p[i][nb][0], p[i][nb][1]));  // at most 2^15
+        weight[i][nb][1] = transpose_8x8(weight_pair(p[i][nb][2], p[i][nb][3]));
       }
     }
     const uint32_t ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
@@ -260,7 +271,7 @@ class AttentionWarp {
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           const uint32_t codes = load_shared_2(scales + 16 * i + 8 * k);
-          scale[k] = scale_pair((codes | codes << 8) & 0x00ff00ffu);
+          scale[k] = scale_pair(__byte_perm(codes, 0, 0x4140));
         }
         unpack_int4(a[0], code[0][i]);
         unpack_int4(a[1], code[1][i]);
@@ -278,6 +289,11 @@ class AttentionWarp {
         for (int c = 0; c < 2; ++c) state_.weights[group][nb][c] += sum[nb][c];
       }
     }
+  }
+
+  __device__ static uint32_t weight_pair(float x, float y) {
+    const __half2 pair = __floats2half2_rn(x, y);
+    return *reinterpret_cast<const uint32_t*>(&pair);
   }
 
   __device__ static uint32_t multiply_halves(uint32_t x, uint32_t y) {

@@ -101,6 +101,8 @@ class CudaBackend final : public Backend {
     return free + (reserved - used);  // what was released stays with the pool
   }
 
+  bool takes_input_scale() const override { return true; }
+
   PlacedWeight place(const HostWeight& host) override {
     const std::vector<uint8_t> tiles = make_tiles(host);
     PlacedWeight placed;
@@ -117,7 +119,13 @@ class CudaBackend final : public Backend {
       upload(placed.scale_storage.as<void>(), host.scale.data(), host.scale.size() * sizeof(float));
       w.scale = placed.scale_storage.as<float>();
     }
-    w.bytes = static_cast<int64_t>(placed.storage.bytes() + placed.scale_storage.bytes());
+    if (!host.input_scale.empty()) {
+      placed.input_scale_storage = Buffer(*this, host.input_scale.size() * sizeof(float));
+      upload(placed.input_scale_storage.as<void>(), host.input_scale.data(), host.input_scale.size() * sizeof(float));
+      w.input_scale = placed.input_scale_storage.as<float>();
+    }
+    w.bytes = static_cast<int64_t>(placed.storage.bytes() + placed.scale_storage.bytes() +
+                                   placed.input_scale_storage.bytes());
     return placed;
   }
 
@@ -242,8 +250,9 @@ class CudaBackend final : public Backend {
       const DecodeLayer& layer = args.layers[l];
       const KvCache& c = layer.cache;
       for (const Weight* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-        if (w->dtype != plan.weights || w->group != plan.group) return false;
+        if (w->dtype != plan.weights || w->group != plan.group || w->bias) return false;
       }
+      if (layer.q_norm) return false;
       const bool same_pages = c.page_table == like.page_table && c.table_width == like.table_width &&
                               c.page_count == like.page_count && c.slot == like.slot && c.tail_in == like.tail_in;
       if (!same_pages || c.layout.dtype != plan.kv || c.layout.head_dim != plan.head_dim || c.kv_heads != like.kv_heads)
@@ -269,6 +278,8 @@ class CudaBackend final : public Backend {
       int i = 0;
       for (const Weight* w : {&from.qkv, &from.o, &from.gate_up, &from.down})
         to.matrix[i++] = {static_cast<const uint8_t*>(w->data), w->scale};
+      to.input_scale[0] = from.qkv.input_scale;
+      to.input_scale[1] = from.gate_up.input_scale;
       to.attention_scale = from.attention_guard;
       to.swiglu_scale = from.swiglu_guard;
       to.pages = from.cache.pages;
@@ -380,9 +391,14 @@ class CudaBackend final : public Backend {
     return packed;
   }
 
+  static void require_no_bias(const char* op, const Weight& weight) {
+    FUT_CHECK(!weight.bias, op, ": backend cuda knows no biases");
+  }
+
   /// One product, cut into launches of at most kGemmMaxRows rows.
   void gemm_in_parts(const char* op, const Weight& weight, GemmArgs args, int rows, int64_t a_row_bytes,
                      int64_t out_row_bytes) {
+    require_no_bias(op, weight);
     for (int first = 0; first < rows; first += kGemmMaxRows) {
       GemmArgs part = args;
       part.batch = std::min(kGemmMaxRows, rows - first);
@@ -401,6 +417,7 @@ class CudaBackend final : public Backend {
   /// A product with the normalised residual: in one kernel for a few f32 rows, else through an f16 or bf16 operand.
   void normalised_gemm(const char* op, const Residual& residual, const Weight& weight, const int64_t* row, int rows,
                        GemmArgs args) {
+    require_no_bias(op, weight);
     const int width = static_cast<int>(weight.cols);
     const int64_t out_row =
         args.finish == Finish::swiglu ? weight.rows : weight.rows * 4;  // N / 2 16-bit values, or N f32
@@ -408,6 +425,7 @@ class CudaBackend final : public Backend {
       args.a = residual.x;
       args.normalise = true;
       args.eps = residual.eps;
+      args.input_scale = weight.input_scale;
       args.row = row;
       args.batch = rows;
       return gemm_decode(op, weight, args, stream_);
@@ -422,10 +440,10 @@ class CudaBackend final : public Backend {
         const int64_t* of = row ? row + first : nullptr;
         if (part.batch > kGemmRowMajorRows) {
           const PackedRows packed = packed_rows(weight, part);
-          normalise_rows(x, of, part.batch, width, residual.eps, weight.dtype, &packed, nullptr, stream_);
+          normalise_rows(x, of, part.batch, residual.eps, weight, &packed, nullptr, stream_);
           part.a = packed.a;
         } else {
-          normalise_rows(x, of, part.batch, width, residual.eps, weight.dtype, nullptr, a, stream_);
+          normalise_rows(x, of, part.batch, residual.eps, weight, nullptr, a, stream_);
           part.a = a;
         }
         gemm_decode(op, weight, part, stream_);
@@ -433,7 +451,7 @@ class CudaBackend final : public Backend {
       return;
     }
     float* factor = factor_.reserve<float>(rows, stream_);
-    residual_operand(residual, weight.dtype, row, rows, width, a, factor, stream_);
+    residual_operand(residual, weight, row, rows, a, factor, stream_);
     args.a = a;
     args.row_factor = factor;
     gemm_in_parts(op, weight, args, rows, width * 2, out_row);
@@ -441,6 +459,7 @@ class CudaBackend final : public Backend {
 
   void qkv(const char* op, const QkvArgs& args, bool decode) {
     validate_qkv(args, decode);
+    FUT_CHECK(!args.q_norm, op, ": backend cuda knows no norm over the heads of q and k");
     if (args.batch.rows == 0) return;
     const int rows = static_cast<int>(args.batch.rows);
     const DeviceBatch batch = on_device(args.batch, args.cache);

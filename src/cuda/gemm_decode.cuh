@@ -233,7 +233,8 @@ class GemmBlock {
         const float* x = static_cast<const float*>(args_.a) + source_row(n) * K + k;
         for (int i = 0; i < 4; ++i) {
           const float2 v = *reinterpret_cast<const float2*>(x + 8 * i);
-          pair[i] = Tile::round_pair(v.x * inverse_rms[n], v.y * inverse_rms[n]);
+          const float2 c = input_scale_of(args_.input_scale, k + 8 * i);
+          pair[i] = Tile::round_pair(v.x * inverse_rms[n] * c.x, v.y * inverse_rms[n] * c.y);
         }
       } else {
         const uint16_t* a = static_cast<const uint16_t*>(args_.a) + int64_t{n} * K + k;

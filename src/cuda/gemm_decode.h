@@ -24,10 +24,11 @@ struct GemmArgs {
   const float* starts = nullptr;        // B > 8 and INT4: (K / 64, groups of a k-tile, padded_rows(B)), packed with a
   bool normalise = false;               ///< a[b] / rms(a[b]), rounded to the operand's type
   float eps = 0.0f;
-  const int64_t* row = nullptr;       // (B) or null: which rows of a; only with normalise
-  float a_scale = 1.0f;               ///< y *= a_scale
-  const float* row_factor = nullptr;  // (B) or null: y[b] *= row_factor[b]
-  int batch = 0;                      ///< B
+  const float* input_scale = nullptr;  // (K) or null; only with normalise
+  const int64_t* row = nullptr;        // (B) or null: which rows of a; only with normalise
+  float a_scale = 1.0f;                ///< y *= a_scale
+  const float* row_factor = nullptr;   // (B) or null: y[b] *= row_factor[b]
+  int batch = 0;                       ///< B
   Finish finish = Finish::plain;
   void* out = nullptr;
   Dtype out_type = Dtype::f32;
@@ -47,7 +48,7 @@ void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream
 /// the 16-byte unit u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice.
 /// Behind them, for an INT4 weight, the start values of its accumulators (weight_tile.cuh): (K / 64, groups, rows
 /// padded).
-inline constexpr int kGemmRowMajorRows = 8, kGemmPackedColumns = 512;
+inline constexpr int kGemmRowMajorRows = 1, kGemmPackedColumns = 512;
 FUT_HD int padded_rows(int rows) { return (rows + 7) / 8 * 8; }
 
 /// Where packed rows lie, and how many groups of a weight a k-tile holds: 0 for weights without.
@@ -65,9 +66,10 @@ struct PackedRows {
 /// packed = a (rows, cols) of 16-bit elements; rows <= kGemmMaxRows.
 void pack_rows(const void* a, int rows, int cols, const PackedRows& packed, cudaStream_t stream);
 
-/// The operand of a launch of `rows` rows: rows row[i] (null: i) of x (.., width) f32, divided by their root mean
-/// square and rounded as a weight of this type takes them. Packed, or where `packed` is null row-major into `a`.
-void normalise_rows(const float* x, const int64_t* row, int rows, int width, float eps, Dtype weight,
+/// The operand of a launch of `rows` rows: rows row[i] (null: i) of x (.., K) f32, divided by their root mean
+/// square, times the weight's input scale, and rounded as the weight takes them. Packed, or where `packed` is null
+/// row-major into `a`.
+void normalise_rows(const float* x, const int64_t* row, int rows, float eps, const Weight& weight,
                     const PackedRows* packed, void* a, cudaStream_t stream);
 
 /// Bytes of a tile of 16 x 64 weights.

@@ -29,10 +29,12 @@ template <class Tile_, int kColumnTiles_, int kRowPairs_>
 struct WideShape {
   using Tile = Tile_;
   static constexpr int NB = kColumnTiles_, W = kRowPairs_;
-  static constexpr int kChunk = NB == 2 && W == 1 ? 2 * kClasses : kClasses;  ///< k-tiles
-  static constexpr int kTilesPerWarp = kChunk / kClasses;
+  static constexpr int kOfWeights = Tile::kChunkTiles / (2 * W * kClasses), kOfRows = 4 / NB;  ///< k-tiles a warp
+  static constexpr int kTilesPerWarp = kOfWeights < kOfRows ? kOfWeights : kOfRows;
+  static constexpr int kChunk = kTilesPerWarp * kClasses;  ///< k-tiles
   static constexpr int kWeightBytes = 2 * W * kChunk * Tile::kBytes;
-  static constexpr int kReduceBytes = kWideWarps * 4 * 512;
+  static constexpr int kColumns = NB < 2 ? NB : 2;  ///< column tiles that are summed at a time
+  static constexpr int kReduceBytes = kWideWarps * 2 * kColumns * 512;
   FUT_HD static int start_bytes(int batch) { return Tile::kGroups * padded_rows(batch) * 4; }  ///< of a k-tile
   FUT_HD static int stage_bytes(int batch) { return kWeightBytes + kChunk * (batch * 128 + start_bytes(batch)); }
 };
@@ -175,25 +177,26 @@ class WideBlock {
   }
 
   __device__ void reduce(const float (&acc)[2 * W][NB][4], int at, int warp, int lane) const {
-    float4* mine = reinterpret_cast<float4*>(reduce_) + warp * 128 + lane;
+    constexpr int kColumns = Shape::kColumns;
+    float4* mine = reinterpret_cast<float4*>(reduce_) + warp * 2 * kColumns * 32 + lane;
 #pragma unroll
     for (int w = 0; w < W; ++w) {
 #pragma unroll
-      for (int first = 0; first < NB; first += 2) {
+      for (int first = 0; first < NB; first += kColumns) {
         named_barrier(1, kWideConsumers);  // closes: sums overwritten while read
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* v = acc[2 * w + i / 2][first + i % 2];
+        for (int i = 0; i < 2 * kColumns; ++i) {
+          const float* v = acc[2 * w + i / kColumns][first + i % kColumns];
           mine[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
         }
         named_barrier(1, kWideConsumers);  // closes: sums read before all are there
-        const int outputs = pairs_ ? 256 : 512;
+        const int outputs = (pairs_ ? 128 : 256) * kColumns;
         for (int i = threadIdx.x; i < outputs; i += kWideConsumers) finish(at, w, first * 8, i);
       }
     }
   }
 
-  /// Output i of sequences first_n .. first_n + 15 and the two row tiles (the pair) w.
+  /// Output i of the sequences from first_n on and the two row tiles (the pair) w.
   __device__ void finish(int at, int w, int first_n, int i) const {
     const int r = pairs_ ? 0 : i >> 4 & 1, column = pairs_ ? i >> 4 : i >> 5, n = first_n + column;
     const int row = row_tile(at, w, r) * 16 + i % 16;
@@ -212,7 +215,8 @@ class WideBlock {
     const int lane = (row_in_tile & 7) * 4 + (column & 7) / 2, part = (row_in_tile >> 3) * 2 + (column & 1);
     float classes[kClasses];
 #pragma unroll
-    for (int c = 0; c < kClasses; ++c) classes[c] = reduce_[((c * 4 + r * 2 + column / 8) * 32 + lane) * 4 + part];
+    for (int c = 0; c < kClasses; ++c)
+      classes[c] = reduce_[(((c * 2 + r) * Shape::kColumns + column / 8) * 32 + lane) * 4 + part];
     return finish_sum<Tile>(args_, add_classes(classes), row_in_tile, n, row);
   }
 
@@ -259,6 +263,7 @@ void launch_wide_for(const char* op, const GemmArgs& args, cudaStream_t stream) 
   const int units = pairs ? args.rows / 32 : (args.rows + 15) / 16;
   const int run = (units + multiprocessors() - 1) / multiprocessors(), wanted = pairs ? run : (run + 1) / 2;
   const auto with_rows = [&]<int W>(std::integral_constant<int, W>) {
+    if (args.batch <= 8) return launch_wide<WideShape<Tile, 1, W>>(op, args, stream);
     if (args.batch <= 16) return launch_wide<WideShape<Tile, 2, W>>(op, args, stream);
     launch_wide<WideShape<Tile, 4, W>>(op, args, stream);
   };

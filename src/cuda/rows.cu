@@ -70,8 +70,8 @@ __global__ void embed_kernel(const __grid_constant__ Residual r, const __grid_co
   copy_to_e4m3(r, t, width, 0.0f);
 }
 
-__global__ void residual_operand_kernel(const __grid_constant__ Residual r, Dtype weight, const int64_t* row, int width,
-                                        void* out, float* row_factor) {
+__global__ void residual_operand_kernel(const __grid_constant__ Residual r, Dtype weight, const float* input_scale,
+                                        const int64_t* row, int width, void* out, float* row_factor) {
   wait_for_previous_kernel();
   const int64_t i = blockIdx.x, t = row ? row[i] : i;
   const float rstd = inverse_rms(r, t, width);
@@ -83,7 +83,7 @@ __global__ void residual_operand_kernel(const __grid_constant__ Residual r, Dtyp
     if (weight == Dtype::bf16) {
       static_cast<Bf16*>(out)[to] = to_bf16(as_stored ? x : x * rstd);
     } else {
-      static_cast<Half*>(out)[to] = to_half_saturated(codes ? x : x * rstd);
+      static_cast<Half*>(out)[to] = to_half_saturated(codes ? x : input_scale ? x * rstd * input_scale[k] : x * rstd);
     }
   }
 }
@@ -187,7 +187,7 @@ __device__ void store_starts(const uint32_t (&pair)[4], int first_tile, int tile
 /// A row stays in registers between its norm and its rounding, where it is not too wide for that. packed.a is null for
 /// row-major rows.
 __global__ void __launch_bounds__(kRowThreads)
-    normalise_rows_kernel(const float* x, const int64_t* row, int width, float eps, bool bf16,
+    normalise_rows_kernel(const float* x, const int64_t* row, int width, float eps, const float* input_scale, bool bf16,
                           const __grid_constant__ PackedRows packed, uint32_t* out) {
   constexpr int kKept = 4;
   release_next_kernel();
@@ -199,9 +199,10 @@ __global__ void __launch_bounds__(kRowThreads)
     uint32_t pair[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float first = v[i].x * inverse, second = v[i].y * inverse;
-      pair[i] = bf16 ? bf16_pair(first, second) : half_pair(first, second);
       const int k = fragment_column(u) + 8 * i;
+      const float2 c = u < units ? input_scale_of(input_scale, k) : make_float2(0.0f, 0.0f);
+      const float first = v[i].x * inverse * c.x, second = v[i].y * inverse * c.y;
+      pair[i] = bf16 ? bf16_pair(first, second) : half_pair(first, second);
       if (u < units)
         (packed.a ? static_cast<uint32_t*>(packed.a)
                   : out)[(packed.a ? packed_place(rows, width, n, k) : int64_t{n} * width + k) / 2] = pair[i];
@@ -271,11 +272,11 @@ void pack_rows(const void* a, int rows, int cols, const PackedRows& packed, cuda
          dim3(kGemmPackedColumns / 8), 0, stream, static_cast<const uint32_t*>(a), cols, packed);
 }
 
-void normalise_rows(const float* x, const int64_t* row, int rows, int width, float eps, Dtype weight,
+void normalise_rows(const float* x, const int64_t* row, int rows, float eps, const Weight& weight,
                     const PackedRows* packed, void* a, cudaStream_t stream) {
-  PackedRows to = packed ? *packed : PackedRows();
-  launch("normalise_rows", normalise_rows_kernel, rows, kRowThreads, 0, stream, x, row, width, eps,
-         weight == Dtype::bf16, to, static_cast<uint32_t*>(a));
+  const PackedRows to = packed ? *packed : PackedRows();
+  launch("normalise_rows", normalise_rows_kernel, rows, kRowThreads, 0, stream, x, row, static_cast<int>(weight.cols),
+         eps, weight.input_scale, weight.dtype == Dtype::bf16, to, static_cast<uint32_t*>(a));
 }
 
 void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows,
@@ -283,10 +284,10 @@ void embed_rows(const Residual& residual, const Weight& embedding, const int32_t
   launch("embed", embed_kernel, rows, kRowThreads, 0, stream, residual, embedding, tokens);
 }
 
-void residual_operand(const Residual& residual, Dtype weight, const int64_t* row, int rows, int width, void* out,
+void residual_operand(const Residual& residual, const Weight& weight, const int64_t* row, int rows, void* out,
                       float* row_factor, cudaStream_t stream) {
-  launch("residual_operand", residual_operand_kernel, rows, kRowThreads, 0, stream, residual, weight, row, width, out,
-         row_factor);
+  launch("residual_operand", residual_operand_kernel, rows, kRowThreads, 0, stream, residual, weight.dtype,
+         weight.input_scale, row, static_cast<int>(weight.cols), out, row_factor);
 }
 
 void widen_operand(const Operand& operand, int rows, int cols, Half* out, float* row_factor, cudaStream_t stream) {

@@ -13,8 +13,8 @@ namespace fut::cuda {
 void embed_rows(const Residual& residual, const Weight& embedding, const int32_t* tokens, int rows,
                 cudaStream_t stream);
 
-/// GEMM operand (rows, K) f16 or bf16 and row factors, as ops.h and cpu/operand.h pair them with a weight of this type.
-void residual_operand(const Residual& residual, Dtype weight, const int64_t* row, int rows, int width, void* out,
+/// GEMM operand (rows, K) f16 or bf16 and row factors, as ops.h and cpu/operand.h pair them with a weight.
+void residual_operand(const Residual& residual, const Weight& weight, const int64_t* row, int rows, void* out,
                       float* row_factor, cudaStream_t stream);
 
 /// An e4m3 operand as f16 (exact) and its row factors.

@@ -73,7 +73,8 @@ class StepRoles {
       }
       c.begin_stage();
       StepMultiply<Types>(c, args_.shape[head ? static_cast<int>(Product::head) : part])
-          .run(words, step_tag(c.base(), l, from), part % 2 == 0, part == 2);
+          .run(words, step_tag(c.base(), l, from), part % 2 == 0, part == 2,
+               part % 2 == 0 && !head ? memory_.layers()[l].input_scale[part / 2] : nullptr);
       c.end_stage();
       if (head) break;
     }

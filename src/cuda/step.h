@@ -33,7 +33,8 @@ struct StepMatrix {
 };
 
 struct StepLayer {
-  StepMatrix matrix[4];  ///< by Product
+  StepMatrix matrix[4];                              ///< by Product
+  const float* input_scale[2] = {nullptr, nullptr};  ///< (D) or null: of qkv, of gate_up
   float attention_scale = 1.0f, swiglu_scale = 1.0f;
   uint8_t* pages = nullptr;
   Bf16* tails = nullptr;

@@ -143,7 +143,7 @@ class StepMultiply {
 
   /// words: x (B, D) to be normalised, all of K at once; or a (B, K / 2) as it is, piece by piece where shared memory
   /// does not hold all of K.
-  __device__ void run(const uint2* words, uint32_t tag, bool normalise, bool swiglu) {
+  __device__ void run(const uint2* words, uint32_t tag, bool normalise, bool swiglu, const float* input_scale) {
     const StepLot lot(p_, swiglu);
     for (int at = lot.first; at < lot.end; at += lot.stride()) {
       float acc[kStepRowTiles][4] = {};
@@ -151,7 +151,7 @@ class StepMultiply {
         const int tiles = min(p_.piece, p_.col_tiles - first);
         if (p_.piece < p_.col_tiles || at == lot.first) {
           if (normalise) {
-            stage_normalised(words, tag);
+            stage_normalised(words, tag, input_scale);
           } else if (tiles * 8 * c_.rows() <= 2 * kStepConsumers) {
             stage_rounded<2>(words, tag, first, tiles);
           } else {
@@ -202,11 +202,14 @@ class StepMultiply {
 
   /// Two virtual threads of gemm_decode.cuh's 512 live in one here; their sums stay apart. A row is read again for its
   /// norm, unless it is the only one and fits registers.
-  __device__ void stage_normalised(const uint2* x, uint32_t tag) const {
+  __device__ void stage_normalised(const uint2* x, uint32_t tag, const float* input_scale) const {
     constexpr int kKept = 2;
     const int units = p_.cols / 8, tid = c_.thread();
     if (c_.rows() == 1 && units <= kKept * kStepConsumers) {
       float sum[2] = {};
+      float2 scale[kKept][4];  // before the wait: it comes from far
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) load_scale(scale[i], input_scale, min(tid + i * kStepConsumers, units - 1));
       uint4 words[4 * kKept];
       gather(words, tag, c_.watch, c_.args.fault,
              [&](int i) { return x + min(tid + i / 4 * kStepConsumers, units - 1) * 8 + i % 4 * 2; });
@@ -217,7 +220,7 @@ class StepMultiply {
       const float inverse = inverse_rms(sum, 0);  // its barrier closes: fragments overwritten while read
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        if (tid + i * kStepConsumers < units) store_unit(tid + i * kStepConsumers, 0, words + 4 * i, inverse);
+        if (tid + i * kStepConsumers < units) store_unit(tid + i * kStepConsumers, 0, words + 4 * i, inverse, scale[i]);
       }
       return;
     }
@@ -234,8 +237,10 @@ class StepMultiply {
       }
       const float inverse = inverse_rms(sum, n);
       for (int u = tid; u < units; u += kStepConsumers) {
+        float2 scale[4];
+        load_scale(scale, input_scale, u);
         read_unit(words, x, n, u, tag);
-        store_unit(u, n, words, inverse);
+        store_unit(u, n, words, inverse, scale);
       }
     }
   }
@@ -263,11 +268,17 @@ class StepMultiply {
 #pragma unroll
     for (int i = 0; i < 4; ++i) add_squares(sum, make_float2(float_of(words[i].x), float_of(words[i].z)));
   }
-  __device__ void store_unit(int u, int n, const uint4* words, float inverse) const {
+  __device__ static void load_scale(float2 (&scale)[4], const float* input_scale, int u) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scale[i] = input_scale_of(input_scale, fragment_column(u) + 8 * i);
+  }
+  __device__ void store_unit(int u, int n, const uint4* words, float inverse, const float2 (&scale)[4]) const {
     uint32_t pair[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      pair[i] = Tile::round_pair(float_of(words[i].x) * inverse, float_of(words[i].z) * inverse);
+    for (int i = 0; i < 4; ++i) {
+      pair[i] =
+          Tile::round_pair(float_of(words[i].x) * inverse * scale[i].x, float_of(words[i].z) * inverse * scale[i].y);
+    }
     store_fragment(u, n, pair);
   }
 

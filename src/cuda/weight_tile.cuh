@@ -46,6 +46,11 @@ __device__ inline float add_classes(const float (&c)[kCount]) {
 /// k-tile u / 8): the columns fragment_column(u) + 0, 1, 8, 9, 16, 17, 24, 25.
 __device__ inline int fragment_column(int u) { return (u >> 2) * 32 + (u & 3) * 2; }
 
+/// Weight::input_scale of columns k and k + 1; ones where there is none.
+__device__ inline float2 input_scale_of(const float* scale, int k) {
+  return scale ? *reinterpret_cast<const float2*>(scale + k) : make_float2(1.0f, 1.0f);
+}
+
 /// Sums of squares of a row run over its units: thread i of 512 takes units i, i + 512, .., then lanes, then warps.
 __device__ inline void add_squares(float& sum, float2 x) { sum = fmaf(x.y, x.y, fmaf(x.x, x.x, sum)); }
 

@@ -56,14 +56,18 @@ struct Reference {
 
 /// Rows normalised as the kernels do it, in double up to the one rounding. A rounding may go the other way where FP32
 /// sums of squares differ in the last bits: of K elements a few do, each by one unit.
-std::vector<float> normalised(const std::vector<float>& x, int64_t B, int64_t K, float eps, Dtype type) {
+std::vector<float> normalised(const std::vector<float>& x, int64_t B, int64_t K, float eps, Dtype type,
+                              const std::vector<float>& input_scale = {}) {
   std::vector<float> a(B * K);
   for (int64_t b = 0; b < B; ++b) {
     double sum = 0;
     for (int64_t k = 0; k < K; ++k) sum += double{x[b * K + k]} * x[b * K + k];
     const float rstd =
         static_cast<float>(1.0 / std::sqrt(double{static_cast<float>(sum)} / static_cast<double>(K) + eps));
-    for (int64_t k = 0; k < K; ++k) a[b * K + k] = widen16(type, round16(type, x[b * K + k] * rstd));
+    for (int64_t k = 0; k < K; ++k) {
+      const float c = input_scale.empty() ? 1.0f : input_scale[k];
+      a[b * K + k] = widen16(type, round16(type, x[b * K + k] * rstd * c));
+    }
   }
   return a;
 }
@@ -71,6 +75,13 @@ double operand_error(Dtype type) { return type == Dtype::bf16 ? 4 * 0x1p-8 : 4 *
 
 HostWeight random_weight(const Format& f, int64_t N, int64_t K) {
   return encode_weight(f.dtype, f.group, normals(N * K, 0.02f).data(), N, K, "random");
+}
+
+/// The same with a factor for every column of the operand, where the format has them.
+HostWeight with_input_scale(HostWeight weight) {
+  if (weight.dtype != Dtype::int4) return weight;
+  for (float x : normals(weight.cols)) weight.input_scale.push_back(std::exp2(x));
+  return weight;
 }
 
 std::string label(const char* op, const Format& f, int64_t N, int64_t K, int64_t B) {
@@ -154,7 +165,7 @@ void gate_up(Backend& gpu, const Format& f, const HostWeight& host, const Placed
   args.rows = B;
   gpu.gate_up_swiglu(args);
   const std::vector<uint16_t> got = h.fetch("gate_up_swiglu");
-  const Reference y(host, normalised(x.host, B, K, args.residual.eps, type), B, operand_error(type));
+  const Reference y(host, normalised(x.host, B, K, args.residual.eps, type, host.input_scale), B, operand_error(type));
   const auto part = [&](int64_t i, int64_t up) { return i / F * 2 * F + up * F + i % F; };
   const auto silu = [](double g) { return g / (1 + std::exp(-g)); };
   const double unit = type == Dtype::bf16 ? 0x1p-8 : 0x1p-11;
@@ -206,13 +217,13 @@ int main() {
                           {2112, 2048, {1, 16, 32}}};
     for (const Format& f : kFormats) {
       for (const Case& c : cases) {
-        const HostWeight host = random_weight(f, c.N, c.K);
-        const PlacedWeight w = gpu.place(host);
-        if (c.K != 64) alone_and_together(gpu, f, w);
+        const HostWeight host = random_weight(f, c.N, c.K), scaled = with_input_scale(host);
+        const PlacedWeight w = gpu.place(host), scaled_w = gpu.place(scaled);
+        if (c.K != 64) alone_and_together(gpu, f, scaled_w);
         for (int64_t B : c.B) {
           residual_gemm(gpu, f, host, w, B);
           lm_head(gpu, f, host, w, B);
-          if (c.N % 2 == 0) gate_up(gpu, f, host, w, B);
+          if (c.N % 2 == 0) gate_up(gpu, f, scaled, scaled_w, B);
         }
       }
     }

@@ -32,8 +32,10 @@ inline std::vector<uint8_t> random_bytes(int64_t count) {
   return bytes;
 }
 
-/// Codes anywhere, scales of both signs under which a normalised row gives outputs of about one.
-inline PlacedWeight random_weight(Backend& gpu, const Shape& s, Dtype dtype, int64_t N, int64_t K) {
+/// Codes anywhere, scales of both signs under which a normalised row gives outputs of about one; `scaled`: with an
+/// input scale too.
+inline PlacedWeight random_weight(Backend& gpu, const Shape& s, Dtype dtype, int64_t N, int64_t K,
+                                  bool scaled = false) {
   const float unit = 1.0f / std::sqrt(static_cast<float>(K));
   if (dtype != Dtype::int4) return gpu.place(encode_weight(dtype, 0, normals(N * K, unit).data(), N, K, "weight"));
   HostWeight w;
@@ -46,6 +48,9 @@ inline PlacedWeight random_weight(Backend& gpu, const Shape& s, Dtype dtype, int
   for (Half& scale : w.group_scale) {
     const float size = unit / 4.6f * (0.75f + static_cast<float>(below(512)) / 1024.0f);
     scale = to_half(below(2) ? size : -size);
+  }
+  if (scaled) {
+    for (float x : normals(K, 0.5f)) w.input_scale.push_back(std::exp2(x));
   }
   return gpu.place(w);
 }
@@ -62,9 +67,9 @@ struct Model {
     head = random_weight(gpu, s, s.head, s.V, s.D);
     for (int l = 0; l < s.layers; ++l) {
       Layer layer;
-      layer.qkv = random_weight(gpu, s, Dtype::int4, int64_t{s.H + 2 * s.J} * s.E, s.D);
+      layer.qkv = random_weight(gpu, s, Dtype::int4, int64_t{s.H + 2 * s.J} * s.E, s.D, l % 2 == 0);
       layer.o = random_weight(gpu, s, Dtype::int4, s.D, int64_t{s.H} * s.E);
-      layer.gate_up = random_weight(gpu, s, Dtype::int4, 2 * s.F, s.D);
+      layer.gate_up = random_weight(gpu, s, Dtype::int4, 2 * s.F, s.D, l % 3 == 0);
       layer.down = random_weight(gpu, s, Dtype::int4, s.D, s.F);
       for (auto* factor : {&layer.key_factor, &layer.value_factor}) {
         std::vector<float> powers(s.J);
