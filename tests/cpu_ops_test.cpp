@@ -892,6 +892,8 @@ TEST(ValidateTest, Qkv) {
       {[](ValidArgs& a) { a.qkv.qkv.dtype = Dtype::int4, a.qkv.qkv.group = 48; }, {"group size 48"}},
       {[](ValidArgs& a) { a.qkv.qkv.dtype = Dtype::int4, a.qkv.qkv.group = 64; }, {"INT4 weights are for decode"}},
       {[](ValidArgs& a) { a.qkv.rope.rotary_dim = 10; }, {"rotary width 10", "8"}},
+      {[](ValidArgs& a) { a.qkv.q_norm = a.data; }, {"heads' norm", "q alone"}},
+      {[](ValidArgs& a) { a.qkv.k_norm = a.data; }, {"heads' norm", "k alone"}},
       {[](ValidArgs& a) { a.qkv.rope.positions = 1; }, {"reaches 2 tokens", "limit is 1"}}};
   ValidArgs right;
   validate_qkv(right.qkv, false);
@@ -960,11 +962,16 @@ TEST(ValidateTest, GemmsAndTables) {
   embed = {right.residual, right.weight, right.tokens, 2, 16};
   embed.embedding.dtype = Dtype::int4, embed.embedding.group = 64;
   expect_refused([&] { validate(embed); }, {"embedding is int4"});
+  embed.embedding = right.weight;
+  embed.embedding.bias = right.data;
+  expect_refused([&] { validate(embed); }, {"embedding has a bias"});
   LmHeadArgs head;
   head.residual = right.residual;
   head.head = right.weight;
   head.rows = 1;
   expect_refused([&] { validate(head); }, {"lm_head", "no room"});
+  head.head.bias = right.data;
+  expect_refused([&] { validate(head); }, {"lm_head", "head has a bias"});
 }
 
 }  // namespace

@@ -70,7 +70,12 @@ void add_sizes(Inspection& out, const EngineOptions& options, int group_size) {
     out.decode_bytes += group.decode_bytes;
   }
   const LlamaConfig& c = out.config;
-  out.parameters += (2 * c.layers + 1) * c.width;
+  int64_t layer_vectors = 2 * c.width;  // norms; then biases
+  if (c.head_norm) layer_vectors += 2 * c.head_dim;
+  if (c.qkv_bias) layer_vectors += (c.heads + 2 * c.kv_heads) * c.head_dim;
+  if (c.o_bias) layer_vectors += c.width;
+  if (c.mlp_bias) layer_vectors += 2 * c.feed_forward + c.width;
+  out.parameters += c.layers * layer_vectors + c.width;
   const KvPageLayout page{kv, static_cast<int>(c.head_dim)};
   out.kv_token_bytes = c.layers * c.kv_heads * page.page_bytes() / kKvPageTokens;
   // Two tails of a page and the sinks, K and V, in BF16.
