@@ -12,7 +12,7 @@
 //            waits (griddepcontrol.wait).
 //              staged  B K fits: the activations are read once, normalised, and kept as B fragments in shared memory.
 //              ring    otherwise: rows of f16 or bf16 activations ride in the ring beside the weights they meet.
-//            Larger batches: gemm_wide.cuh.
+//            Which batches: gemm_packs(); the others: gemm_wide.cuh.
 // NUMERICS   Operands are rounded once (f16; bf16 for BF16 weights); accumulators FP32; INT4 scales multiply the
 //            accumulator of a group. k-tiles are dealt to 8 classes, which a balanced tree adds up
 //            (weight_tile.cuh): a result depends on K and the format alone, never on the batch's other rows or on

@@ -20,8 +20,8 @@ struct GemmArgs {
   const uint8_t* weight = nullptr;      // tiles [ceil(N / 16)][K / 64]
   const float* weight_scale = nullptr;  // (N), e4m3
   int rows = 0, cols = 0;               ///< N, K
-  const void* a = nullptr;              // (B, K) row-major: f32 to be normalised, else f16 or bf16; B > 8: packed
-  const float* starts = nullptr;        // B > 8 and INT4: (K / 64, groups of a k-tile, padded_rows(B)), packed with a
+  const void* a = nullptr;              // (B, K) row-major: f32 to be normalised, else f16 or bf16; or packed
+  const float* starts = nullptr;        // packed and INT4: (K / 64, groups of a k-tile, padded_rows(B))
   bool normalise = false;               ///< a[b] / rms(a[b]), rounded to the operand's type
   float eps = 0.0f;
   const float* input_scale = nullptr;  // (K) or null; only with normalise
@@ -44,11 +44,14 @@ bool gemm_normalises(const Weight& weight, int batch);
 /// Fills in the weight's part of `args` and launches. B <= kGemmMaxRows.
 void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream_t stream);
 
-/// More rows than this are read packed, block by block of 512 columns: [K / 512][B][512], and in every row's 128 bytes
-/// the 16-byte unit u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice.
-/// Behind them, for an INT4 weight, the start values of its accumulators (weight_tile.cuh): (K / 64, groups, rows
-/// padded).
-inline constexpr int kGemmRowMajorRows = 1, kGemmPackedColumns = 512;
+/// Whether a launch reads packed rows (gemm_wide.cuh), or row-major ones (gemm_decode.cuh): one row, and up to eight of
+/// SwiGLU, which are slower there (docs/PERF.md: 27 us of llama-3.1-8b's gate_up against 21 to 24).
+///
+/// Packed rows lie block by block of 512 columns: [K / 512][B][512], and in every row's 128 bytes the 16-byte unit u at
+/// u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice. Behind them, for an INT4
+/// weight, are the start values of its accumulators (weight_tile.cuh): (K / 64, groups, rows padded).
+inline bool gemm_packs(Finish finish, int batch) { return batch > (finish == Finish::swiglu ? 8 : 1); }
+inline constexpr int kGemmPackedColumns = 512;
 FUT_HD int padded_rows(int rows) { return (rows + 7) / 8 * 8; }
 
 /// Where packed rows lie, and how many groups of a weight a k-tile holds: 0 for weights without.

@@ -1,5 +1,5 @@
-// MATH       gemm_decode.cuh's, for 9 to 32 rows, with the same bits a row.
-// SHAPES     B = 9..32 (NB = 2 or 4 column tiles of 8), K a multiple of 64, any N; operands f16 or bf16, normalised
+// MATH       gemm_decode.cuh's, for 2 to 32 rows, with the same bits a row.
+// SHAPES     B = 2..32 (NB = 1, 2 or 4 column tiles of 8), K a multiple of 64, any N; operands f16 or bf16, normalised
 //            before, packed (gemm_decode.h).
 // LAYOUT     gemm_decode.cuh's.
 // SCHEDULE   Tensor cores are what these batches need, and activations: every block reads all of them for every group

@@ -104,7 +104,8 @@ void check_refusals(Backend& eight) {
   using Layers = std::vector<DecodeLayer>;
   const auto all_weights = [](Layers& layers, Dtype dtype, const float* scale) {
     for (DecodeLayer& l : layers) {
-      for (Weight* x : {&l.qkv, &l.o, &l.gate_up, &l.down}) x->dtype = dtype, x->group = 0, x->scale = scale;
+      for (Weight* x : {&l.qkv, &l.o, &l.gate_up, &l.down})
+        x->dtype = dtype, x->group = 0, x->scale = scale, x->input_scale = nullptr;
     }
   };
   for (const Dtype kv : {Dtype::bf16, Dtype::e4m3}) {
