@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdlib>
+#include <string_view>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -30,6 +32,23 @@ inline void allow_shared_memory(const void* kernel, size_t bytes) {
   entry->second = bytes;
 }
 
+/// With the environment variable FUT_SYNC=1 every launch is waited for, so that a fault names its operation; work that
+/// is recorded into a graph is not. For debugging: nothing overlaps any more.
+inline void after_launch(const char* op, cudaStream_t stream) {
+  static const bool waits = [] {
+    const char* text = getenv("FUT_SYNC");
+    const std::string_view value = text ? text : "0";
+    FUT_CHECK(value == "0" || value == "1", "FUT_SYNC is \"", value, "\", expected 0 or 1");
+    return value == "1";
+  }();
+  if (!waits) return;
+  cudaStreamCaptureStatus capture;
+  FUT_CUDA(cudaStreamIsCapturing(stream, &capture));
+  if (capture != cudaStreamCaptureStatusNone) return;
+  const cudaError_t status = cudaStreamSynchronize(stream);
+  FUT_CHECK(status == cudaSuccess, op, ": ", cudaGetErrorString(status));
+}
+
 /// Launches `kernel` with programmatic dependent launch: it may start while the kernel before it still runs, and waits
 /// for it by wait_for_previous_kernel().
 template <class... Parameters, class... Arguments>
@@ -49,6 +68,7 @@ void launch(const char* op, void (*kernel)(Parameters...), dim3 grid, dim3 block
   const cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
   FUT_CHECK(status == cudaSuccess, op, ": launch of ", grid.x, " x ", grid.y, " x ", grid.z, " blocks of ", block.x,
             " threads with ", shared_bytes, " bytes of shared memory failed: ", cudaGetErrorString(status));
+  after_launch(op, stream);
 }
 
 inline int multiprocessors() {

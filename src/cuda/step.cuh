@@ -175,6 +175,7 @@ void launch_step(const StepArgs& args, cudaStream_t stream) {
   config.attrs = &attribute;
   config.numAttrs = 1;
   FUT_CUDA(cudaLaunchKernelEx(&config, decode_step_kernel<Types>, args));
+  after_launch("decode_step", stream);
 }
 
 }  // namespace fut::cuda
