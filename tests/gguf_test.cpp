@@ -97,7 +97,27 @@ TEST(GgufBlocks, DecodeByHand) {
     EXPECT_EQ(q4_1[16 + i], 2 * high - 3);
   }
   EXPECT_EQ(q8[31], 2 * -127.0f);
-  EXPECT_EQ(find_block_format("Q6_K"), nullptr);
+  EXPECT_EQ(find_block_format("Q2_K"), nullptr);
+}
+
+std::string from_hex(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i < digits.size(); i += 2) bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+TEST(GgufBlocks, ValuesOfThePackageGguf) {
+  const auto vectors = nlohmann::json::parse(MappedFile(FUT_SOURCE_DIR "/tests/gguf_block_vectors.json").text());
+  EXPECT_EQ(vectors.size(), 8u);
+  for (const auto& [type, vector] : vectors.items()) {
+    const std::string blocks = from_hex(vector["blocks"]), values = from_hex(vector["values"]);
+    const BlockFormat* const format = find_block_format(type);
+    ASSERT_NE(format, nullptr) << type;
+    const int64_t count = static_cast<int64_t>(blocks.size()) / format->bytes;
+    Floats decoded(static_cast<size_t>(count * format->elements));
+    format->to_floats(reinterpret_cast<const uint8_t*>(blocks.data()), count, decoded.data());
+    EXPECT_EQ(bytes_of(decoded), values) << type;
+  }
 }
 
 TEST_F(GgufTest, SpeaksHuggingFace) {
@@ -226,11 +246,11 @@ TEST_F(GgufTest, AgreesWithAModelThatExistsInBothOrders) {
 TEST_F(GgufTest, RefusesTypesItCannotReadWhenTheyAreRead) {
   GgufBuilder gguf = metadata();
   add_embedding(gguf)
-      .tensor("a.weight", test::kGgmlQ6_K, {256}, counting_bytes(210))
+      .tensor("a.weight", test::kGgmlQ2_K, {256}, counting_bytes(84))
       .tensor("b.weight", 77, {5}, "12345");
   const auto model = open(gguf);
-  EXPECT_EQ(model->find("a.weight")->type, "Q6_K");
-  expect_refused([&] { model->read_f32("a.weight"); }, {"a.weight", "Q6_K"});
+  EXPECT_EQ(model->find("a.weight")->type, "Q2_K");
+  expect_refused([&] { model->read_f32("a.weight"); }, {"a.weight", "Q2_K"});
   expect_refused([&] { model->raw("b.weight", nullptr); }, {"b.weight", "type 77"});
   expect_refused([&] { model->read_f32("c.weight"); }, {"c.weight", "not found"});
 }
@@ -287,6 +307,7 @@ TEST_F(GgufTest, RefusesBadTensorTables) {
   expect_model_refused(entry({8}, 16), {"tensor t", "alignment 32"});
   expect_model_refused(entry({8}, ~uint64_t{31}), {"tensor t", "truncated"});
   expect_model_refused(entry({33}, 0, test::kGgmlQ8_0), {"tensor t", "Q8_0", "33"});
+  expect_model_refused(entry({32}, 0, test::kGgmlQ4_K), {"tensor t", "Q4_K", "32", "256"});
   expect_model_refused(entry({8}, 0).entry("t", test::kGgmlF32, {8}, 32), {"duplicate tensor t"});
   expect_model_refused(entry({9}, 0).entry("u", test::kGgmlF32, {8}, 32), {"tensor u", "inside another"});
   expect_model_refused(metadata().entry("t", test::kGgmlF32, {8}, 0), {"truncated"});

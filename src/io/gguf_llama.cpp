@@ -322,7 +322,7 @@ const GgufLlama::Entry& GgufLlama::entry(const std::string& name) const {
   const auto found = entries_.find(name);
   FUT_CHECK(found != entries_.end(), path_, ": tensor ", printable(name), " not found");
   FUT_CHECK(found->second.tensor->size_bytes > 0, path_, ": tensor ", printable(name), ": type ",
-            found->second.info.type, " is not supported, expected F32, F16, BF16, Q8_0, Q4_0 or Q4_1");
+            found->second.info.type, " is not supported, expected ", kBlockFormatNames);
   return found->second;
 }
 

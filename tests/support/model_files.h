@@ -67,7 +67,8 @@ enum GgufTensorType : uint32_t {
   kGgmlQ4_0 = 2,
   kGgmlQ4_1 = 3,
   kGgmlQ8_0 = 8,
-  kGgmlQ6_K = 14,
+  kGgmlQ2_K = 10,
+  kGgmlQ4_K = 12,
   kGgmlBf16 = 30
 };
 
