@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <ctime>
+#include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
 #include "io/checkpoint.h"
 #include "support/model_files.h"
@@ -345,6 +348,72 @@ TEST(SpmRules, LongRunsTakeLinearTime) {
     EXPECT_LT(seconds([&] { ids = text_ids(small(), repeated(unit, 200'000)); }), 2.0) << unit;
     EXPECT_EQ(small().decode(ids), repeated(unit, 200'000));
   }
+}
+
+// ---- Llama 2, where its file is ------------------------------------------------------------------------------------
+
+class Llama2 : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string path = kData + "/tokenizers/llama2/tokenizer.model";
+    if (!std::filesystem::exists(path)) GTEST_SKIP() << "no " << path;
+    tokenizer_ = make_spm_tokenizer(read_sentencepiece_model(path));
+  }
+  Ids ids(std::string_view text, bool bos = false) const {
+    return tokenizer_->encode(text, bos, ControlTokens::as_text);
+  }
+
+  const std::string kData = FUT_SOURCE_DIR "/../shared/data";
+  std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_F(Llama2, PublishedVectors) {
+  const std::string inputs = test::read_file(kData + "/tokenizers/llama2/vectors.inp"),
+                    mark = "\n__ggml_vocab_test__\n";
+  std::istringstream outputs(test::read_file(kData + "/tokenizers/llama2/vectors.out"));
+  int count = 0;
+  for (size_t at = 0, end = 0; end != std::string::npos; ++count) {
+    end = inputs.find(mark, at);
+    const std::string text = inputs.substr(at, end - at);
+    std::string line;
+    std::getline(outputs, line);
+    std::istringstream numbers(line);
+    const Ids expected{std::istream_iterator<int32_t>(numbers), {}};
+    EXPECT_EQ(ids(text), expected) << text;
+    EXPECT_EQ(tokenizer_->decode(expected), text);
+    at = end + mark.size();
+  }
+  EXPECT_EQ(count, 47);
+}
+
+TEST_F(Llama2, CharactersWithoutTokenAreBytes) {
+  const std::vector<std::pair<std::string, Ids>> cases = {
+      {"\U0001F999", {1, 29871, 243, 162, 169, 156}},
+      {"\U0001F468\u200D\U0001F469\u200D\U0001F467\u200D\U0001F466",
+       {1, 29871, 243, 162, 148, 171, 30722, 243, 162, 148, 172, 30722, 243, 162, 148, 170, 30722, 243, 162, 148, 169}},
+      {std::string(1, '\0'), {1, 29871, 3}},
+      {"\uFFFD", {1, 29871, 30140}},
+      {"x\u0085y", {1, 921, 197, 136, 29891}},
+  };
+  for (const auto& [text, expected] : cases) {
+    EXPECT_EQ(ids(text, true), expected) << text;
+    EXPECT_EQ(tokenizer_->decode(expected), text);
+  }
+}
+
+TEST_F(Llama2, WikiText) {
+  const std::string text = test::read_file(kData + "/text/wiki.test.raw");
+  if (text.empty()) GTEST_SKIP() << "no " << kData << "/text/wiki.test.raw";
+  const Ids wiki = ids(text);
+  EXPECT_EQ(wiki.size(), 335687u);
+  EXPECT_EQ(tokenizer_->decode(wiki), text);
+}
+
+TEST_F(Llama2, LongRunsTakeLinearTime) {
+  const std::string run(200'000, 'a');
+  Ids found;
+  EXPECT_LT(seconds([&] { found = ids(run); }), 1.0);
+  EXPECT_EQ(tokenizer_->decode(found), run);
 }
 
 // ---- files that mean harm -------------------------------------------------------------------------------------------
