@@ -2,6 +2,7 @@
 // cannot see. docs/CHOICES.md lists what was decided where more than one behaviour is right.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -204,6 +205,102 @@ TEST(Cases, OneProjectionInFp8OrInIntegers) {
   const TempFolder folder;
   replace_weights(folder, with("I32", std::string(values.size() * 4, 'x'), ""));
   expect_refused([&] { Engine::load(folder.path(), f32()); }, {name, "I32"});
+}
+
+/// Every projection in FP8, with gains that are not ones: read as numbers, whatever the scales belong to.
+TEST(Cases, Fp8CheckpointsOfOtherPrograms) {
+  const Tensors source({.edit = [](const std::string& name, Floats& values) {
+    for (size_t i = 0; i < values.size() && name.ends_with("layernorm.weight"); ++i) values[i] = 0.5f + 0.25f * (i % 5);
+  }});
+  struct Layout {
+    const char* scale;
+    int64_t block_rows, block_columns;  // 0: all
+  };
+  constexpr int64_t kBlock = 32;
+  for (const Layout layout :
+       {Layout{"_scale", 0, 0}, {"_scale", 1, 0}, {"_scale_inv", 0, 0}, {"_scale_inv", kBlock, kBlock}}) {
+    SafetensorsBuilder fp8, plain;
+    for (const TensorInfo& info : source.checkpoint->tensors()) {
+      Floats values = source.checkpoint->read_f32(info.name);
+      const std::string shape = json(info.shape).dump();
+      if (info.name.find("_proj") == std::string::npos) {
+        fp8.add(info.name, info.type, shape, source.raw(info));
+        plain.add(info.name, info.type, shape, source.raw(info));
+        continue;
+      }
+      const int64_t rows = info.shape[0], columns = info.shape[1];
+      const int64_t block_rows = layout.block_rows ? layout.block_rows : rows;
+      const int64_t block_columns = layout.block_columns ? layout.block_columns : columns;
+      const int64_t across = columns / block_columns, down = rows / block_rows;
+      Floats scales;
+      for (int64_t i = 0; i < down * across; ++i) scales.push_back(0.002f + 0.0005f * static_cast<float>(i % 3));
+      std::string codes;
+      for (int64_t i = 0; i < rows * columns; ++i) {
+        const float scale = scales[i / columns / block_rows * across + i % columns / block_columns];
+        const E4m3 code = to_e4m3(values[i] / scale);
+        codes += static_cast<char>(code.bits);
+        values[i] = to_f32(code) * scale;
+      }
+      fp8.add(info.name, "F8_E4M3", shape, codes);
+      fp8.add(info.name + layout.scale, "F32", json{down, across}.dump(), bytes_of(scales));
+      plain.add(info.name, "F32", shape, bytes_of(values));
+    }
+    const TempFolder stored, decoded;
+    write_fixture(stored, {.config = R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[32,32]}})"});
+    stored.write("model.safetensors", fp8.bytes());
+    replace_weights(decoded, plain.bytes());
+    const double expected = hello_nll(*Engine::load(decoded.path(), f32()));
+    EXPECT_NEAR(hello_nll(*Engine::load(stored.path(), f32())), expected, 1e-6) << layout.scale << layout.block_rows;
+    EngineOptions fp8_prefill = f32();
+    fp8_prefill.prefill = "fp8";
+    EXPECT_NEAR(hello_nll(*Engine::load(stored.path(), fp8_prefill)), expected, 0.5) << layout.scale;
+  }
+}
+
+/// Symmetric INT4 codes as llm-compressor stores them, scales in BF16: the codes are used as they are, so that groups
+/// of 32 stay what they are although groups of 64 are the default. Groups that do not agree are read as numbers.
+TEST(Cases, Int4CheckpointsOfOtherPrograms) {
+  const Tensors source;
+  for (const int64_t k_group : {32, 64}) {
+    SafetensorsBuilder packed, plain;
+    for (const TensorInfo& info : source.checkpoint->tensors()) {
+      Floats values = source.checkpoint->read_f32(info.name);
+      const std::string shape = json(info.shape).dump();
+      if (info.name.find("_proj") == std::string::npos) {
+        packed.add(info.name, info.type, shape, source.raw(info));
+        plain.add(info.name, info.type, shape, source.raw(info));
+        continue;
+      }
+      const int64_t group = info.name.find("k_proj") == std::string::npos ? 32 : k_group;
+      Floats scales;
+      std::string codes;
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (i % group == 0) scales.push_back(to_f32(to_bf16(0.03f + 0.01f * static_cast<float>(scales.size() % 3))));
+        const int q = std::clamp(static_cast<int>(std::lround(values[i] / scales.back())), -8, 7);
+        values[i] = static_cast<float>(q) * scales.back();
+        if (i % 2) codes.back() = static_cast<char>(codes.back() | (q + 8) << 4);
+        if (i % 2 == 0) codes += static_cast<char>(q + 8);
+      }
+      const int64_t rows = info.shape[0], columns = info.shape[1];
+      packed.add(info.name + "_packed", "I32", json{rows, columns / 8}.dump(), codes);
+      packed.add(info.name + "_scale", "BF16", json{rows, columns / group}.dump(), bf16_bytes(scales));
+      packed.add(info.name + "_shape", "I64", "[2]", bytes_of(info.shape));
+      plain.add(info.name, "F32", shape, bytes_of(values));
+    }
+    const TempFolder stored, decoded;
+    replace_weights(stored, packed.bytes());
+    replace_weights(decoded, plain.bytes());
+    const double expected = hello_nll(*Engine::load(decoded.path(), f32()));
+    EXPECT_NEAR(hello_nll(*Engine::load(stored.path(), f32())), expected, 1e-6);
+    EngineOptions int4 = f32();
+    int4.decode = "int4";
+    const auto engine = Engine::load(stored.path(), int4);
+    ScoreOptions decode;
+    decode.context = 256;
+    decode.decode = true;
+    const double nll = engine->score(engine->tokenize("Hello world", false), decode).nll;
+    EXPECT_NEAR(nll, expected, k_group == 32 ? 0.05 : 2.0);
+  }
 }
 
 // ---- GGUF holds the same model --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <limits>
 #include <random>
 
 #include "io/checkpoint.h"
@@ -183,12 +184,14 @@ TEST_F(HfFolderTest, ReadsEveryTensorByItsOwnType) {
                   .add("f32", "F32", "[2]", bytes_of(Floats{-0.1f, 3e38f}))
                   .add("f16", "F16", "[2]", bytes_of(std::vector<uint16_t>{0x3c00, 0x8001}))
                   .add("bf16", "BF16", "[2]", bytes_of(std::vector<uint16_t>{0x3f80, 0xc040}))
+                  .add("f64", "F64", "[3]", bytes_of(std::vector<double>{-0.5, 1e300, 1e-300}))
                   .add("i32", "I32", "[1]", "1234")
                   .add("q4", "Q4_0", "[32]", "1234"));
   const auto model = open();
   EXPECT_EQ(model->read_f32("f32"), (Floats{-0.1f, 3e38f}));
   EXPECT_EQ(model->read_f32("f16"), (Floats{1, -0x1p-24f}));
   EXPECT_EQ(model->read_f32("bf16"), (Floats{1, -3}));
+  EXPECT_EQ(model->read_f32("f64"), (Floats{-0.5f, std::numeric_limits<float>::infinity(), 0}));
   expect_refused([&] { model->read_f32("i32"); }, {"tensor i32", "I32"});
   expect_refused([&] { model->read_f32("odd"); }, {"tensor odd", "U8"});
   expect_refused([&] { model->read_f32("q4"); }, {"tensor q4", "Q4_0"});
@@ -214,9 +217,34 @@ TEST_F(HfFolderTest, ReadsFp8OnlyWithItsScale) {
   expect_refused([&] { with_scale("U8", "[2]", "ab"); }, {"x.weight_scale", "U8"});
   write_model(SafetensorsBuilder().add("x.weight", "F8_E4M3", "[2,3]", codes));
   expect_refused([&] { open()->read_f32("x.weight"); }, {"x.weight", "F8_E4M3", "without x.weight_scale"});
-  write_model(
-      SafetensorsBuilder().add("x.weight", "F8_E4M3", "[6]", codes).add("x.weight_scale_inv", "F32", "[]", "1234"));
-  expect_refused([&] { open()->read_f32("x.weight"); }, {"x.weight", "F8_E4M3", "without x.weight_scale"});
+  write_model(SafetensorsBuilder()
+                  .add("x.weight", "F8_E4M3", "[6]", codes)
+                  .add("x.weight_scale", "F32", "[]", "1234")
+                  .add("x.weight_scale_inv", "F32", "[]", "1234"));
+  expect_refused([&] { open()->read_f32("x.weight"); }, {"x.weight", "both"});
+}
+
+TEST_F(HfFolderTest, ReadsFp8InBlocks) {
+  // Two rows of three: blocks of 1 x 2, the last of each row short.
+  const std::string codes = "\x38\x40\xb8\x7e\x38\x38";  // 1, 2, -1; 448, 1, 1
+  const auto with_blocks = [&](const std::string& config, const char* shape, const Floats& scales) {
+    write_model(SafetensorsBuilder()
+                    .add("x.weight", "F8_E4M3", "[2,3]", codes)
+                    .add("x.weight_scale_inv", "F32", shape, bytes_of(scales)));
+    folder_.write("config.json", config);
+    return open()->read_f32("x.weight");
+  };
+  const auto config = [](const char* block) {
+    return cat(R"({"quantization_config":{"quant_method":"fp8","weight_block_size":)", block, "}}");
+  };
+  EXPECT_EQ(with_blocks(config("[1,2]"), "[2,2]", {0.5f, 4, 2, 8}), (Floats{0.5f, 1, -4, 896, 2, 8}));
+  EXPECT_EQ(with_blocks(config("[2,2]"), "[1,2]", {0.5f, 4}), (Floats{0.5f, 1, -4, 224, 0.5f, 4}));
+  EXPECT_EQ(with_blocks("{}", "[1,1]", {2}), (Floats{2, 4, -2, 896, 2, 2}));
+  expect_refused([&] { with_blocks(config("[2,2]"), "[2,2]", {1, 2, 3, 4}); }, {"x.weight", "4 scales", "2 x 2"});
+  expect_refused([&] { with_blocks("{}", "[1,2]", {1, 2}); }, {"x.weight", "2 scales", "128 x 128"});
+  for (const char* block : {"[0,2]", "[2]", "2", "[1,2,3]", "[1.5,2]", "[-1,2]", "[1,1048577]"}) {
+    expect_refused([&] { with_blocks(config(block), "[2,2]", {1, 2, 3, 4}); }, {"config.json", "weight_block_size"});
+  }
 }
 
 /// Two rows of `columns` codes q = (row + k) % 16, packed eight to a word with the lowest bits first.
@@ -303,6 +331,35 @@ TEST_F(HfFolderTest, RefusesPackQuantizedThatDoesNotFit) {
   for (const char* name : {"x.qweight", "x.qzeros"}) {
     write_model(SafetensorsBuilder().add(name, "I32", "[1]", "1234"));
     expect_open_refused({name, "not supported yet"});
+  }
+}
+
+std::string from_hex(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i < digits.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+/// scripts/judges/compressed_tensors.py wrote the vectors.
+TEST_F(HfFolderTest, ReadsWhatThePackageCompressedTensorsWrites) {
+  const auto vectors = nlohmann::json::parse(test::read_file(FUT_SOURCE_DIR "/tests/compressed_tensors_vectors.json"));
+  EXPECT_EQ(vectors.size(), 5u);
+  for (const auto& vector : vectors) {
+    SafetensorsBuilder file;
+    for (const auto& [name, tensor] : vector["tensors"].items()) {
+      file.add("x." + name, tensor["type"].get<std::string>(), tensor["shape"].dump(), from_hex(tensor["bytes"]));
+    }
+    write_model(file);
+    EXPECT_EQ(bytes_of(open()->read_f32("x.weight")), from_hex(vector["weight"])) << vector["layout"];
+  }
+}
+
+TEST_F(HfFolderTest, RefusesGptqAndAwqByName) {
+  for (const char* part : {"qweight", "qzeros"}) {
+    write_model(SafetensorsBuilder().add(cat("x.", part), "I32", "[1,1]", "wwww"));
+    expect_refused([&] { open(); }, {cat("x.", part), "GPTQ", "not supported"});
   }
 }
 

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/parallel.h"
@@ -73,6 +76,20 @@ void require_all_present(const std::set<std::string>& shards, const std::string&
             " names are missing (incomplete download?): ", missing);
 }
 
+std::vector<float> read_f64(const StoredTensor& tensor) {
+  std::vector<float> values(static_cast<size_t>(tensor.size_bytes) / sizeof(double));
+  for (size_t i = 0; i < values.size(); ++i) {
+    double value;
+    memcpy(&value, tensor.data + i * sizeof(value), sizeof(value));
+    // Beyond float's range the conversion of C++ is undefined; infinity is what every other program makes of it.
+    constexpr double kLargest = std::numeric_limits<float>::max();
+    values[i] = std::fabs(value) <= kLargest || !std::isfinite(value)
+                    ? static_cast<float>(value)
+                    : std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(value > 0 ? 1 : -1));
+  }
+  return values;
+}
+
 [[noreturn]] void fail_without_weights(const std::string& folder) {
   size_t count = 0;
   std::error_code error;
@@ -96,6 +113,20 @@ std::pair<int64_t, int64_t> read_pair(const StoredTensor& tensor) {
   return {pair[0], pair[1]};
 }
 
+/// Extents of the blocks that share a scale in an FP8 checkpoint, if its scales are neither one nor one a row.
+std::pair<int64_t, int64_t> fp8_block_of(const json& config, const std::string& path) {
+  const json quantisation = config.value("quantization_config", json());
+  const json block = quantisation.is_object() ? quantisation.value("weight_block_size", json()) : json();
+  if (block.is_null()) return {128, 128};
+  const auto extent = [&](size_t i) {
+    const bool fits = block.is_array() && block.size() == 2 && block[i].is_number_unsigned() &&
+                      block[i].get<uint64_t>() >= 1 && block[i].get<uint64_t>() <= 1 << 20;
+    FUT_CHECK(fits, path, ": weight_block_size is ", printable(block.dump()), ", expected two numbers from 1 to 2^20");
+    return block[i].get<int64_t>();
+  };
+  return {extent(0), extent(1)};
+}
+
 class HfFolder final : public Checkpoint {
  public:
   explicit HfFolder(const std::string& folder);
@@ -117,10 +148,12 @@ class HfFolder final : public Checkpoint {
   void add_pack_quantized(const std::string& name);
   const StoredTensor& stored(const std::string& name) const;
   std::vector<float> read_plain(const StoredTensor& tensor) const;
+  const StoredTensor& scale_of(const TensorInfo& info) const;
   std::vector<float> read_e4m3(const StoredTensor& tensor) const;
   std::vector<float> read_packed(const TensorInfo& tensor) const;
 
   std::string config_, generation_config_ = "{}";
+  std::pair<int64_t, int64_t> fp8_block_;  // rows and columns of an FP8 tensor that share a scale
   std::vector<SafetensorsFile> shards_;
   std::map<std::string, const StoredTensor*> stored_;
   std::map<std::string, TensorInfo> packed_;
@@ -129,6 +162,7 @@ class HfFolder final : public Checkpoint {
 HfFolder::HfFolder(const std::string& folder) {
   path_ = folder;
   config_ = read_json_object(file("config.json"));
+  fp8_block_ = fp8_block_of(json::parse(config_), file("config.json"));
   if (is_there(file("generation_config.json"))) generation_config_ = read_json_object(file("generation_config.json"));
   if (is_there(file(kWeightsFile))) {
     open_shard(kWeightsFile);
@@ -229,10 +263,11 @@ std::vector<float> HfFolder::read_f32(const std::string& name) const {
 
 std::vector<float> HfFolder::read_plain(const StoredTensor& tensor) const {
   // Only a type whose size the header check knows has a size to be relied on.
+  if (tensor.info.type == "F64") return read_f64(tensor);
   const int64_t element_bytes = safetensors_element_bytes(tensor.info.type);
   const BlockFormat* const format = element_bytes ? find_block_format(tensor.info.type) : nullptr;
   FUT_CHECK(format, tensor.info.file, ": tensor ", printable(tensor.info.name), ": unsupported dtype ",
-            printable(tensor.info.type), ", expected F32, F16 or BF16");
+            printable(tensor.info.type), ", expected F64, F32, F16 or BF16");
   std::vector<float> values(static_cast<size_t>(tensor.size_bytes / element_bytes));
   parallel_for(static_cast<int64_t>(values.size()), kGrainElements, [&](int64_t begin, int64_t end) {
     format->to_floats(tensor.data + begin * element_bytes, end - begin, values.data() + begin);
@@ -240,23 +275,45 @@ std::vector<float> HfFolder::read_plain(const StoredTensor& tensor) const {
   return values;
 }
 
+/// The scale beside an FP8 tensor, under either of its names; whatever "inv" says, both are multiplied by.
+const StoredTensor& HfFolder::scale_of(const TensorInfo& info) const {
+  const auto scale = stored_.find(info.name + "_scale"), inverse = stored_.find(info.name + "_scale_inv");
+  const std::string where = cat(info.file, ": tensor ", printable(info.name), ": F8_E4M3");
+  FUT_CHECK(scale != stored_.end() || inverse != stored_.end(), where, " without ", printable(info.name), "_scale or ",
+            printable(info.name), "_scale_inv");
+  FUT_CHECK(scale == stored_.end() || inverse == stored_.end(), where, " with both ", printable(info.name),
+            "_scale and ", printable(info.name), "_scale_inv");
+  return *(scale != stored_.end() ? scale : inverse)->second;
+}
+
 std::vector<float> HfFolder::read_e4m3(const StoredTensor& tensor) const {
   const TensorInfo& info = tensor.info;
-  const std::string where = cat(info.file, ": tensor ", printable(info.name), ": F8_E4M3");
-  const auto found = stored_.find(info.name + "_scale");
-  FUT_CHECK(found != stored_.end(), where, " without ", printable(info.name), "_scale");
+  const StoredTensor& scale = scale_of(info);
+  const std::vector<int64_t>& shape = scale.info.shape;
+  const std::vector<float> scales = read_plain(scale);
   const int64_t rows = info.shape.empty() ? 1 : info.shape[0];
   const int64_t columns = rows ? tensor.size_bytes / rows : 0;
-  const std::vector<int64_t>& shape = found->second->info.shape;
-  const std::vector<float> scales = read_plain(*found->second);
   const auto count = static_cast<int64_t>(scales.size());
-  FUT_CHECK(count == 1 || (count == rows && shape[0] == rows), where, " of ", rows, " rows with ", count,
-            " scales, expected one, or one a row");
+  int64_t block_rows = rows, block_columns = columns;  // that share a scale
+  if (count > 1 && count == rows && shape[0] == rows) {
+    block_rows = 1;
+  } else if (count != 1) {
+    const auto blocks = [](int64_t extent, int64_t block) { return extent / block + (extent % block != 0); };
+    std::tie(block_rows, block_columns) = fp8_block_;
+    const bool tiles = info.shape.size() == 2 &&
+                       shape == std::vector<int64_t>{blocks(rows, block_rows), blocks(columns, block_columns)};
+    FUT_CHECK(tiles, info.file, ": tensor ", printable(info.name), ": F8_E4M3 of ", rows, " rows with ", count,
+              " scales, expected one, one a row, or one a block of ", block_rows, " x ", block_columns);
+  }
   std::vector<float> values(static_cast<size_t>(tensor.size_bytes));
   if (values.empty()) return values;  // rows without columns may be as many as the file likes to say
+  const int64_t blocks_a_row = (columns - 1) / block_columns + 1;
   parallel_for(rows, kGrainElements / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * columns; i < end * columns; ++i) {
-      values[i] = to_f32(E4m3{tensor.data[i]}) * scales[count == 1 ? 0 : i / columns];
+    for (int64_t row = begin; row < end; ++row) {
+      const float* const row_scales = scales.data() + row / block_rows * blocks_a_row;
+      for (int64_t k = 0; k < columns; ++k) {
+        values[row * columns + k] = to_f32(E4m3{tensor.data[row * columns + k]}) * row_scales[k / block_columns];
+      }
     }
   });
   return values;

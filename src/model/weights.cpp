@@ -116,11 +116,11 @@ class StoredCodes {
  public:
   StoredCodes(const Checkpoint& checkpoint, Dtype dtype) : checkpoint_(checkpoint), dtype_(dtype) {}
 
-  bool holds(const std::string& name) const {
-    const TensorInfo* info = checkpoint_.find(name);
-    if (!info) return false;
-    if (dtype_ == Dtype::e4m3) return info->type == "F8_E4M3" && scale_info(name);
-    return dtype_ == Dtype::int4 && info->type == "pack-quantized" && group_of(name) > 0;
+  /// All of them, in groups of one size: they become one weight.
+  bool hold(const std::vector<std::string>& names) const {
+    return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+      return holds(name) && (dtype_ != Dtype::int4 || group_of(name) == group_of(names[0]));
+    });
   }
 
   HostWeight read(const std::vector<std::string>& names) const {
@@ -139,22 +139,41 @@ class StoredCodes {
         for (float scale : checkpoint_.read_f32(name + "_scale")) out.scale.push_back(scale);
       }
     }
-    FUT_CHECK(dtype_ != Dtype::e4m3 || static_cast<int64_t>(out.scale.size()) == out.rows, checkpoint_.path(),
-              ": tensor ", names[0], "_scale: expected one scale a row");
     return out;
   }
 
  private:
+  bool holds(const std::string& name) const {
+    const TensorInfo* info = checkpoint_.find(name);
+    if (!info) return false;
+    if (dtype_ == Dtype::e4m3) return info->type == "F8_E4M3" && has_scale_a_row(*info);
+    return dtype_ == Dtype::int4 && info->type == "pack-quantized" && group_of(name) > 0;
+  }
+
   const TensorInfo* scale_info(const std::string& name) const { return checkpoint_.find(name + "_scale"); }
+
+  bool has_scale_a_row(const TensorInfo& info) const {
+    const TensorInfo* scale = scale_info(info.name);
+    return scale && info.shape.size() == 2 &&
+           (scale->shape == std::vector<int64_t>{info.shape[0]} ||
+            scale->shape == std::vector<int64_t>{info.shape[0], 1});
+  }
 
   /// Group size if it is one that the fragment layout knows, else 0.
   int64_t group_of(const std::string& name) const {
     const TensorInfo *info = checkpoint_.find(name), *scale = scale_info(name);
-    if (!scale || scale->shape.size() != 2 || scale->type != "F16" || scale->shape[1] == 0) return 0;
+    if (!scale || scale->shape.size() != 2 || scale->shape[1] == 0 || !fits_half(*scale)) return 0;
     for (int64_t group : {32, 64, 128}) {
       if ((info->shape[1] + group - 1) / group == scale->shape[1]) return group;
     }
     return 0;
+  }
+
+  /// Whether the scales are halves, or may be written as halves.
+  bool fits_half(const TensorInfo& scale) const {
+    if (scale.type == "F16") return true;
+    const std::vector<float> values = checkpoint_.read_f32(scale.name);
+    return std::all_of(values.begin(), values.end(), [](float s) { return to_f32(to_half(s)) == s; });
   }
 
   void append_raw(HostWeight& out, const std::string& name, int64_t expected_bytes) const {
@@ -256,32 +275,32 @@ LayerWeights place_layer(Backend& backend, const HostLayer& layer) {
   return {backend.place(layer.qkv), backend.place(layer.o), backend.place(layer.gate_up), backend.place(layer.down)};
 }
 
-/// Whether a phase can take its codes from the checkpoint as they are.
+/// Whether all codes of a phase are there in the checkpoint.
 bool stored_as(const Checkpoint& checkpoint, Dtype dtype, int64_t layers) {
   const StoredCodes codes(checkpoint, dtype);
   for (int64_t l = 0; l < layers; ++l) {
-    std::vector<std::string> names = qkv_names(l), more = gate_up_names(l);
-    names.insert(names.end(), more.begin(), more.end());
-    names.push_back(layer_name(l, "self_attn.o_proj"));
-    names.push_back(layer_name(l, "mlp.down_proj"));
-    for (const std::string& name : names) {
-      if (!codes.holds(name)) return false;
+    const std::string o = layer_name(l, "self_attn.o_proj"), down = layer_name(l, "mlp.down_proj");
+    if (!codes.hold(qkv_names(l)) || !codes.hold({o}) || !codes.hold(gate_up_names(l)) || !codes.hold({down}))
+      return false;
+  }
+  return true;
+}
+
+/// Only then can FP8 codes be used as they are: a gain would have to be folded into them.
+bool gains_are_ones(const Checkpoint& checkpoint, int64_t layers) {
+  for (int64_t l = 0; l < layers; ++l) {
+    for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) {
+      for (float gain : checkpoint.read_f32(layer_name(l, norm))) {
+        if (gain != 1.0f) return false;
+      }
     }
   }
   return true;
 }
 
-/// FP8 codes are used as they are only where no gain waits to be folded into them.
-void check_gains_are_ones(const Checkpoint& checkpoint, int64_t layers) {
-  for (int64_t l = 0; l < layers; ++l) {
-    for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) {
-      const std::string name = layer_name(l, norm);
-      for (float gain : checkpoint.read_f32(name)) {
-        FUT_CHECK(gain == 1.0f, checkpoint.path(), ": tensor ", name, " holds ", gain,
-                  "; FP8 weights are supported only with norm gains folded in (all ones)");
-      }
-    }
-  }
+/// Whether a phase takes its codes from the checkpoint as they are. Otherwise it reads numbers and encodes them.
+bool uses_stored(const Checkpoint& checkpoint, Dtype dtype, int64_t layers) {
+  return stored_as(checkpoint, dtype, layers) && (dtype == Dtype::int4 || gains_are_ones(checkpoint, layers));
 }
 
 }  // namespace
@@ -444,10 +463,8 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
   const Checkpoint &for_prefill = source.for_prefill(), &for_decode = *source.decode;
   check_tensors(for_decode, c);
   if (source.quantised()) check_tensors(for_prefill, c);
-  const bool prefill_stored = stored_as(for_prefill, options.prefill, c.layers);
-  const bool decode_stored = stored_as(for_decode, options.decode, c.layers);
-  if (prefill_stored) check_gains_are_ones(for_prefill, c.layers);
-  if (decode_stored && options.decode != Dtype::int4) check_gains_are_ones(for_decode, c.layers);
+  const bool prefill_stored = uses_stored(for_prefill, options.prefill, c.layers);
+  const bool decode_stored = uses_stored(for_decode, options.decode, c.layers);
   // Values of both phases meet in one cache, so both must be rotated, or neither.
   const OfflineRotation rotation{options.rotate_values && !source.quantised() && !prefill_stored && !decode_stored,
                                  false};

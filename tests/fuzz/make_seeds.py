@@ -63,6 +63,12 @@ def make_index():
             "config.json": "{}",
             "model.safetensors.index.json": compact({"metadata": {"total_size": 1}, "weight_map": shard_of}),
             "a.safetensors": safetensors(first), "b.safetensors": safetensors(second)})
+    block = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [2, 2]}}
+    write("index", "blocks", {
+        "config.json": compact(block),
+        "model.safetensors.index.json": compact({"weight_map": {"w": "a.safetensors", "w_scale_inv": "b.safetensors"}}),
+        "a.safetensors": safetensors([("w", "F8_E4M3", [3, 5])]),
+        "b.safetensors": safetensors([("w_scale_inv", "F32", [2, 3])])})
 
 
 # ---- GGUF
@@ -118,8 +124,8 @@ def llama(theta=10000.0, name="llama"):
 
 def make_gguf():
     floats = lambda count: bytes(4 * count)
-    blocks = {2: 18, 3: 20, 8: 34}
-    block = lambda kind, count: bytes(i % 200 for i in range(blocks[kind] * count // 32))
+    blocks = {2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210)}
+    block = lambda kind, count: bytes(i % 200 for i in range(blocks[kind][1] * count // blocks[kind][0]))
     bpe = ["h", "e", "l", "o", "\u0120", "he", "ll", "hell", "hello", "<|begin_of_text|>", "<|eot_id|>"]
     write("gguf", "bpe.gguf", gguf(llama() + [
         string("tokenizer.ggml.model", "gpt2"), string("tokenizer.ggml.pre", "llama-bpe"),
@@ -156,6 +162,10 @@ def make_gguf():
         string("llama.rope.scaling.type", "linear"), f32("llama.rope.scaling.factor", 2.0),
         array("some.numbers", 0, "B", [1, 2, 3]), entry("wide", 12, struct.pack("<d", 0.5))],
         [("token_embd.weight", [32, 2], 0, floats(64)), ("extra", [], 0, floats(1))], version=2))
+    write("gguf", "blocks.gguf", gguf(llama(), [
+        ("token_embd.weight", [32, 2], 0, floats(64)), ("blk.0.attn_q.weight", [32, 32], 6, block(6, 1024)),
+        ("blk.0.attn_k.weight", [32, 16], 7, block(7, 512)), ("blk.0.ffn_up.weight", [256, 2], 12, block(12, 512)),
+        ("blk.0.ffn_gate.weight", [256, 2], 13, block(13, 512)), ("blk.0.ffn_down.weight", [256, 2], 14, block(14, 512))]))
 
 
 # ---- configurations
