@@ -25,6 +25,8 @@ CASES = [
     ("pack-quantized", 3, 64, {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}, (3, 2)),
     ("pack-quantized", 2, 128, {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, (2, 1)),
     ("pack-quantized", 4, 40, {"num_bits": 4, "type": "int", "strategy": "channel"}, (4, 1)),
+    ("pack-quantized", 11, 64, {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}, (11, 2)),
+    ("pack-quantized", 3, 16, {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": False}, (3, 1)),
     ("float-quantized", 3, 5, {"num_bits": 8, "type": "float", "strategy": "channel"}, (3, 1)),
     ("float-quantized", 2, 6, {"num_bits": 8, "type": "float", "strategy": "tensor"}, (1,)),
 ]
@@ -33,17 +35,19 @@ TYPES = {torch.int32: "I32", torch.int64: "I64", torch.float32: "F32", torch.bfl
 
 def stored(tensor):
     return {"type": TYPES[tensor.dtype], "shape": list(tensor.shape),
-            "bytes": tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes().hex()}
+            "bytes": tensor.flatten().repeat(1).view(torch.uint8).numpy().tobytes().hex()}
 
 
 def vectors():
     random = torch.Generator().manual_seed(3)
     made = []
     for layout, rows, columns, arguments, scale_shape in CASES:
-        scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(symmetric=True, **arguments))
+        scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
         weight = torch.randn(rows, columns, generator=random)
         scale = (0.1 + 0.1 * torch.rand(scale_shape, generator=random)).to(torch.bfloat16)
         state = {"weight": weight.to(torch.bfloat16), "weight_scale": scale}
+        if not arguments.get("symmetric", True):
+            state["weight_zero_point"] = torch.randint(-8, 8, scale_shape, generator=random).to(torch.int8)
         compressor = BaseCompressor.get_value_from_registry(layout)
         compressed = compressor.compress(state, scheme)
         # Scales in F32, so that what the package multiplies is not rounded to BF16.

@@ -49,8 +49,7 @@ void add_stored(Inspection& out, const Checkpoint& checkpoint) {
       int64_t bytes = 0;
       if (tensor.type != "pack-quantized") checkpoint.raw(tensor.name, &bytes);  // that one is a view of its parts
       group.stored_bytes += bytes;
-      const bool part =
-          tensor.name.ends_with("_packed") || tensor.name.ends_with("_scale") || tensor.name.ends_with("_shape");
+      const bool part = !tensor.name.ends_with(".weight") && !tensor.name.ends_with(".bias");  // scales and the like
       if (!part) group.stored_types.insert(tensor.type);
     }
   }

@@ -203,13 +203,11 @@ void HfFolder::open_indexed_shards() {
   }
 }
 
-/// Checks the three parts of a pack-quantized tensor against each other, so that reading needs no check.
+/// Checks the parts of a pack-quantized tensor against each other, so that reading needs no check.
 void HfFolder::add_pack_quantized(const std::string& name) {
   const TensorInfo& packed = stored(name + "_packed").info;
   const std::string where = cat(packed.file, ": tensor ", printable(packed.name));
-  for (const char* part : {"_zero_point", "_g_idx"}) {
-    FUT_CHECK(!stored_.contains(name + part), where, ": has ", printable(name), part, ", which is not supported yet");
-  }
+  FUT_CHECK(!stored_.contains(name + "_g_idx"), where, ": has ", printable(name), "_g_idx, which is not supported yet");
   FUT_CHECK(!stored_.contains(name), where, ": ", printable(name), " is there as well");
   FUT_CHECK(stored_.contains(name + "_scale") && stored_.contains(name + "_shape"), where, ": expected ",
             printable(name), "_scale and _shape beside it");
@@ -225,6 +223,11 @@ void HfFolder::add_pack_quantized(const std::string& name) {
   // groups of 48 or of 64.
   FUT_CHECK(groups == 1 || std::has_single_bit(static_cast<uint64_t>(columns / groups)), where, ": groups of ",
             columns / groups, " columns, expected a power of two");
+  if (const auto zero = stored_.find(name + "_zero_point"); zero != stored_.end()) {
+    const TensorInfo& info = zero->second->info;
+    FUT_CHECK(info.type == "I32" && info.shape == (std::vector<int64_t>{(rows - 1) / 8 + 1, groups}), where, ": ",
+              printable(info.name), " is no I32 (", (rows - 1) / 8 + 1, ", ", groups, ")");
+  }
   packed_[name] = {name, "pack-quantized", {rows, columns}, packed.file};
 }
 
@@ -325,12 +328,19 @@ std::vector<float> HfFolder::read_packed(const TensorInfo& tensor) const {
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
   const int64_t groups = static_cast<int64_t>(scales.size()) / rows, group = columns / groups;
   const int64_t row_bytes = (columns + 7) / 8 * 4;
+  const auto zero_points = stored_.find(tensor.name + "_zero_point");
+  // Of eight rows in a word, unlike the codes.
+  const auto zero_of = [&](int64_t row, int64_t g) {
+    if (zero_points == stored_.end()) return 8;
+    return zero_points->second->data[(row / 8 * groups + g) * 4 + row % 8 / 2] >> 4 * (row % 2) & 15;
+  };
   std::vector<float> values(static_cast<size_t>(rows * columns));
   parallel_for(rows, kGrainElements / columns + 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t k = 0; k < columns; ++k) {
         const int q = codes[row * row_bytes + k / 2] >> 4 * (k % 2) & 15;
-        values[row * columns + k] = scales[row * groups + k / group] * static_cast<float>(q - 8);
+        const int64_t g = k / group;
+        values[row * columns + k] = scales[row * groups + g] * static_cast<float>(q - zero_of(row, g));
       }
     }
   });

@@ -17,6 +17,7 @@ namespace fut {
 ///   pack-quantized   X_packed (N, ceil(K/8)) I32, X_scale (N, K/G), X_shape = [N, K]: X = scale * (q - 8), where q is
 ///                    a nibble, the lowest bits first along K. find(X) tells N, K and the type "pack-quantized"; the
 ///                    three parts are ordinary tensors as well. G follows from the shapes and is a power of two or K.
+///                    With X_zero_point (ceil(N/8), K/G) I32, whose nibbles lie along N, 8 becomes its nibble.
 std::unique_ptr<Checkpoint> open_hf_folder(const std::string& folder);
 
 }  // namespace fut

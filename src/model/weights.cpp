@@ -163,6 +163,7 @@ class StoredCodes {
   int64_t group_of(const std::string& name) const {
     const TensorInfo *info = checkpoint_.find(name), *scale = scale_info(name);
     if (!scale || scale->shape.size() != 2 || scale->shape[1] == 0 || !fits_half(*scale)) return 0;
+    if (checkpoint_.find(name + "_zero_point")) return 0;  // only symmetric codes have a layout here
     for (int64_t group : {32, 64, 128}) {
       if ((info->shape[1] + group - 1) / group == scale->shape[1]) return group;
     }
@@ -388,7 +389,7 @@ void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
 std::vector<std::string> unused_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
   std::set<std::string> used = {"rope_freqs.weight"};  // GGUF's llama3 scaling, which became part of the configuration
   for (const auto& [name, shape] : expected_tensors(c)) {
-    for (const char* part : {"", "_packed", "_scale", "_shape"}) used.insert(name + part);
+    for (const char* part : {"", "_packed", "_scale", "_scale_inv", "_shape", "_zero_point"}) used.insert(name + part);
   }
   std::vector<std::string> unused;
   for (const TensorInfo& info : checkpoint.tensors()) {

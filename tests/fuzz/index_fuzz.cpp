@@ -9,10 +9,27 @@ namespace {
 
 constexpr char kIndex[] = "model.safetensors.index.json";
 const std::vector<std::string> kShards = {"a.safetensors", "b.safetensors"};
-const std::vector<std::string> kWords = {"metadata", "total_size", "weight_map",       "a.safetensors", "b.safetensors",
-                                         "w",        "w_scale",    "w_scale_inv",      "p_packed",      "p_scale",
-                                         "p_shape",  "p_g_idx",    "../a.safetensors", "config.json",   ".",
-                                         "..",       "p",          "p_zero_point",     "x.qweight",     "n"};
+const std::vector<std::string> kWords = {"metadata",
+                                         "total_size",
+                                         "weight_map",
+                                         "a.safetensors",
+                                         "b.safetensors",
+                                         "w",
+                                         "w_scale",
+                                         "w_scale_inv",
+                                         "p_packed",
+                                         "p_scale",
+                                         "p_shape",
+                                         "p_g_idx",
+                                         "p_zero_point",
+                                         "../a.safetensors",
+                                         "config.json",
+                                         ".",
+                                         "..",
+                                         "p",
+                                         "p_zero_point",
+                                         "x.qweight",
+                                         "n"};
 
 /// Moves a name from one of the two files that know it.
 void rename_in_shard(std::string& shard, Random& random) {

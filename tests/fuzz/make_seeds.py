@@ -63,6 +63,13 @@ def make_index():
             "config.json": "{}",
             "model.safetensors.index.json": compact({"metadata": {"total_size": 1}, "weight_map": shard_of}),
             "a.safetensors": safetensors(first), "b.safetensors": safetensors(second)})
+    asymmetric = [("p_packed", "I32", [9, 1]), ("p_scale", "F32", [9, 2]), ("p_zero_point", "I32", [2, 2])]
+    write("index", "zero_points", {
+        "config.json": "{}",
+        "model.safetensors.index.json": compact({"weight_map": {name: "a.safetensors" for name, *_ in asymmetric}
+                                                 | {"p_shape": "b.safetensors"}}),
+        "a.safetensors": safetensors(asymmetric),
+        "b.safetensors": safetensors([("p_shape", "I64", [2], struct.pack("<qq", 9, 8))])})
     block = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [2, 2]}}
     write("index", "blocks", {
         "config.json": compact(block),
