@@ -1,6 +1,6 @@
 // Row-wise work beside the matrix products: embedding, operands made of the residual, results rounded into operands and
 // residuals. One block a row. Prefill runs on these and on gemm_decode(), whole rows at a time; a decode step needs
-// them only where a batch is too large for gemm_decode() to normalise by itself.
+// only embed_rows() of them, and normalise_rows() of gemm_decode.h.
 #pragma once
 
 #include <cuda_runtime.h>
