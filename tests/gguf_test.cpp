@@ -209,6 +209,14 @@ TEST_F(GgufTest, PutsQueryAndKeyRowsRight) {
   EXPECT_EQ(first_column("model.layers.0.self_attn.k_proj.weight"), half);
   EXPECT_EQ(model->read_f32("model.layers.0.self_attn.k_proj.bias"), half);
   EXPECT_EQ(first_column("model.layers.0.self_attn.v_proj.weight")[1], 4);  // values are not rotated, so not reordered
+  // Values may be read row by row; of queries and keys, whose rows lie elsewhere, only all.
+  const std::string value = "model.layers.0.self_attn.v_proj.weight";
+  const Floats all = model->read_f32(value);
+  EXPECT_EQ(model->read_rows(value, 3, 2), Floats(all.begin() + 3 * 32, all.begin() + 5 * 32));
+  expect_refused([&] { model->read_rows(value, 15, 2); }, {"v_proj.weight", "of 16"});
+  const std::string query = "model.layers.1.self_attn.q_proj.weight";
+  EXPECT_EQ(model->read_rows(query, 0, 32), model->read_f32(query));
+  expect_refused([&] { model->read_rows(query, 0, 8); }, {"q_proj.weight", "reordered"});
   int64_t size = 0;
   const uint8_t* const raw = model->raw("model.layers.0.self_attn.k_proj.weight", &size);
   EXPECT_EQ(std::string(raw, raw + size), matrix(2));

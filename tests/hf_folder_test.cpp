@@ -259,6 +259,48 @@ std::string packed_codes(int64_t columns) {
   return bytes_of(words);
 }
 
+/// One row after the other gives what the whole matrix gives, and rows that are not there are refused.
+void expect_rows_of(const Checkpoint& model, const std::string& name) {
+  const Floats all = model.read_f32(name);
+  const int64_t rows = model.find(name)->shape.at(0);
+  Floats joined;
+  for (int64_t row = 0; row < rows; ++row) {
+    const Floats one = model.read_rows(name, row, 1);
+    joined.insert(joined.end(), one.begin(), one.end());
+  }
+  EXPECT_EQ(joined, all) << name;
+  EXPECT_EQ(model.read_rows(name, rows, 0), Floats{}) << name;
+  expect_refused([&] { model.read_rows(name, rows - 1, 2); }, {name, cat("of ", rows)});
+  expect_refused([&] { model.read_rows(name, -1, 1); }, {name});
+  expect_refused([&] { model.read_rows(name, 1, std::numeric_limits<int64_t>::max()); }, {name});
+}
+
+TEST_F(HfFolderTest, ReadsRowsOfEveryType) {
+  const std::vector<uint16_t> halves = {0x3c00, 0x4000, 0xbc00, 0x3800, 0x4200, 0x0001};
+  const std::string codes = "\x38\x40\xb8\x7e\x31\x32";
+  write_model(SafetensorsBuilder()
+                  .add("f64", "F64", "[3,2]", bytes_of(std::vector<double>{1, 2, 3, 4, 5, 1e300}))
+                  .add("f32", "F32", "[3,2]", bytes_of(Floats{1, 2, 3, 4, 5, 6}))
+                  .add("f16", "F16", "[3,2]", bytes_of(halves))
+                  .add("bf16", "BF16", "[3,2]", bytes_of(halves))
+                  .add("one", "F8_E4M3", "[3,2]", codes)
+                  .add("one_scale", "F32", "[]", bytes_of(0.5f))
+                  .add("row", "F8_E4M3", "[3,2]", codes)
+                  .add("row_scale", "F32", "[3]", bytes_of(Floats{1, 2, 3}))
+                  .add("block", "F8_E4M3", "[3,2]", codes)
+                  .add("block_scale_inv", "F32", "[2,1]", bytes_of(Floats{1, 2}))
+                  .add("x.weight_packed", "I32", "[2,2]", packed_codes(16))
+                  .add("x.weight_scale", "F32", "[2,2]", bytes_of(Floats{1, 2, 3, 4}))
+                  .add("x.weight_zero_point", "I32", "[1,2]", bytes_of(std::vector<uint32_t>{0x73, 0x1f}))
+                  .add("x.weight_shape", "I64", "[2]", bytes_of(std::vector<int64_t>{2, 16})));
+  folder_.write("config.json", R"({"quantization_config":{"weight_block_size":[2,2]}})");
+  const auto model = open();
+  for (const char* name : {"f64", "f32", "f16", "bf16", "one", "row", "block", "x.weight"})
+    expect_rows_of(*model, name);
+  model->drop_pages();  // they come again
+  for (const char* name : {"f64", "block", "x.weight"}) expect_rows_of(*model, name);
+}
+
 TEST_F(HfFolderTest, ReadsPackQuantized) {
   const std::vector<uint16_t> scales = {0x3c00, 0x4000, 0xbc00, 0x3800};  // 1, 2, -1, 0.5
   write_model(SafetensorsBuilder()

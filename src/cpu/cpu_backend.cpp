@@ -125,7 +125,8 @@ class CpuBackend final : public Backend {
   size_t free_bytes() const override { return available_memory(); }
 
   bool takes_input_scale() const override { return true; }
-  PlacedWeight place(const HostWeight& host) override {
+  PlacedWeight place(const HostWeight& host) override { return take(host); }
+  PlacedWeight take(HostWeight host) override {
     PlacedWeight placed;
     Weight& w = placed.weight;
     w.dtype = host.dtype;
@@ -137,8 +138,7 @@ class CpuBackend final : public Backend {
       pack_int4(placed.storage.as<uint8_t>(), reinterpret_cast<const uint32_t*>(host.data.data()),
                 host.group_scale.data(), host.rows, host.cols, host.group);
     } else {
-      placed.storage = Buffer(*this, host.data.size());
-      upload(placed.storage.as<void>(), host.data.data(), host.data.size());
+      placed.kept = std::move(host.data);  // no second copy, not even for a moment
     }
     if (host.dtype == Dtype::e4m3) {
       placed.scale_storage = Buffer(*this, host.scale.size() * sizeof(float));
@@ -154,9 +154,9 @@ class CpuBackend final : public Backend {
       upload(placed.bias_storage.as<void>(), host.bias.data(), host.bias.size() * sizeof(float));
     }
     w.bias = placed.bias_storage.as<float>();
-    w.data = placed.storage.as<void>();
+    w.data = placed.data();
     w.scale = placed.scale_storage.as<float>();
-    w.bytes = static_cast<int64_t>(placed.storage.bytes() + placed.scale_storage.bytes());
+    w.bytes = static_cast<int64_t>(placed.storage.bytes() + placed.kept.size() + placed.scale_storage.bytes());
     return placed;
   }
 

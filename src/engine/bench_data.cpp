@@ -24,8 +24,8 @@ float random_unit(uint64_t seed, int64_t place) {
 
 constexpr int64_t kGrain = 1 << 14;
 
-std::vector<uint8_t> random_bytes(int64_t count, uint64_t seed) {
-  std::vector<uint8_t> bytes(count);
+HostBytes random_bytes(int64_t count, uint64_t seed) {
+  HostBytes bytes(count);
   parallel_for((count + 7) / 8, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const uint64_t bits = random_bits(seed, i);
@@ -36,8 +36,8 @@ std::vector<uint8_t> random_bytes(int64_t count, uint64_t seed) {
 }
 
 template <class T, class Encode>
-std::vector<uint8_t> encoded(int64_t count, float rms, uint64_t seed, Encode encode) {
-  std::vector<uint8_t> bytes(count * sizeof(T));
+HostBytes encoded(int64_t count, float rms, uint64_t seed, Encode encode) {
+  HostBytes bytes(count * sizeof(T));
   T* out = reinterpret_cast<T*>(bytes.data());
   const float amplitude = rms * std::sqrt(3.0f);
   parallel_for(count, kGrain, [&](int64_t begin, int64_t end) {
@@ -46,8 +46,8 @@ std::vector<uint8_t> encoded(int64_t count, float rms, uint64_t seed, Encode enc
   return bytes;
 }
 
-std::vector<uint8_t> random_e4m3_codes(int64_t count, uint64_t seed) {
-  std::vector<uint8_t> codes = random_bytes(count, seed);
+HostBytes random_e4m3_codes(int64_t count, uint64_t seed) {
+  HostBytes codes = random_bytes(count, seed);
   for (uint8_t& code : codes) {
     if ((code & 0x7f) == 0x7f) code ^= 1;  // NaN becomes the largest number
   }
@@ -75,7 +75,7 @@ void random_page(uint8_t* page, const KvPageLayout& layout, uint64_t seed) {
 
 float e4m3_unit(float rms) { return rms / kE4m3CodeRms; }
 
-std::vector<uint8_t> random_elements(Dtype dtype, int64_t count, float rms, uint64_t seed) {
+HostBytes random_elements(Dtype dtype, int64_t count, float rms, uint64_t seed) {
   switch (dtype) {
     case Dtype::f32: return encoded<float>(count, rms, seed, [](float x) { return x; });
     case Dtype::f16: return encoded<Half>(count, rms, seed, [](float x) { return to_half_saturated(x); });

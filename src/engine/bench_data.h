@@ -11,7 +11,7 @@
 namespace fut {
 
 /// `count` elements with mean square about `rms`^2; e4m3 codes stand for elements / e4m3_unit(rms).
-std::vector<uint8_t> random_elements(Dtype dtype, int64_t count, float rms, uint64_t seed);
+HostBytes random_elements(Dtype dtype, int64_t count, float rms, uint64_t seed);
 
 /// The scale under which random e4m3 codes have the given root mean square.
 float e4m3_unit(float rms);

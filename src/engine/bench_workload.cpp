@@ -62,7 +62,7 @@ Workload::Workload(Backend& backend, const BenchOptions& options, const std::vec
   }
 }
 
-Buffer Workload::buffer(const std::vector<uint8_t>& bytes) {
+Buffer Workload::buffer(std::span<const uint8_t> bytes) {
   Buffer out(backend_, bytes.size());
   backend_.upload(out.as<void>(), bytes.data(), bytes.size());
   return out;
@@ -102,7 +102,7 @@ void Workload::make_activations() {
   k_ = random(rows_ * c_.kv_heads * c_.head_dim, 4);
   v_ = random(rows_ * c_.kv_heads * c_.head_dim, 5);
   logits_ = floats(o_.batch * c_.vocabulary, 0.0f);
-  const std::vector<uint8_t> ids = random_elements(Dtype::f32, rows_, 1.0f, 6);
+  const HostBytes ids = random_elements(Dtype::f32, rows_, 1.0f, 6);
   for (int64_t t = 0; t < rows_; ++t) {
     uint32_t bits;
     memcpy(&bits, ids.data() + t * 4, 4);
@@ -144,7 +144,7 @@ void Workload::make_cache(int64_t layers) {
   }
   pass_ = pool_->make_pass(all, std::vector<int64_t>(o_.batch, new_tokens), tokens_);
 
-  const auto fill = [&](uint8_t* to, int64_t bytes, const std::vector<uint8_t>& piece) {
+  const auto fill = [&](uint8_t* to, int64_t bytes, std::span<const uint8_t> piece) {
     for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(piece.size())) {
       backend_.upload(to + at, piece.data(), std::min<size_t>(piece.size(), bytes - at));
     }
@@ -153,7 +153,7 @@ void Workload::make_cache(int64_t layers) {
   fill(cache.first.pages, cache.pages_stride * layers,
        random_pages(cache.first.layout, std::min<int64_t>(capacity / kKvPageTokens * c_.kv_heads, 64), 7));
   if (o_.kv == Dtype::int4) {
-    const std::vector<uint8_t> piece = random_elements(Dtype::bf16, 1 << 16, 1.0f, 8);
+    const HostBytes piece = random_elements(Dtype::bf16, 1 << 16, 1.0f, 8);
     fill(reinterpret_cast<uint8_t*>(cache.first.tails), cache.tails_stride * layers * 2, piece);
     fill(reinterpret_cast<uint8_t*>(cache.first.sinks), cache.sinks_stride * layers * 2, piece);
   }
@@ -181,7 +181,8 @@ void Workload::make_weights(Part part, int64_t sets, const std::string& name) {
   for (int64_t i = 1; i < sets; ++i) {
     if (o_.on_progress) o_.on_progress("weights of " + name, i, sets);
     PlacedWeight copy{placed[0].weight, buffer(bytes), buffer(scales)};
-    copy.weight.data = copy.storage.as<void>();
+    copy.kept = placed[0].kept;
+    copy.weight.data = copy.data();
     if (copy.weight.scale) copy.weight.scale = copy.scale_storage.as<float>();
     placed.push_back(std::move(copy));
   }

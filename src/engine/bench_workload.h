@@ -97,7 +97,7 @@ class Workload {
   void make_cache(int64_t layers);
   void make_weights(Part part, int64_t sets, const std::string& name);
   void start_residual();
-  Buffer buffer(const std::vector<uint8_t>& bytes);
+  Buffer buffer(std::span<const uint8_t> bytes);
   std::vector<uint8_t> contents(const Buffer& buffer);
   Buffer floats(int64_t count, float value);
   Operand operand(Buffer& storage, int64_t width, uint64_t seed);

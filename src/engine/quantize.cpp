@@ -357,7 +357,7 @@ QuantizeReport quantize_model(const std::string& source_path, const std::string&
   fs::create_directory(folder.path() / "prefill");
   FolderWriter decode(folder.path() / "decode", source, Dtype::int4, options);
   FolderWriter prefill(folder.path() / "prefill", source, Dtype::e4m3, options);
-  const std::vector<float> embedding = read_embedding(*source.decode, c, rotation);
+  const std::vector<float> embedding = read_embedding(*source.decode, c, rotation, {0, c.vocabulary});
   LayerQuantiser quantiser(options, c);
   if (walks) quantiser.walk_over(calibration_pieces(source, calibrate_options), embedding);
   for (int64_t l = 0; l < c.layers; ++l) {
@@ -384,7 +384,7 @@ QuantizeReport quantize_model(const std::string& source_path, const std::string&
     norm = source.decode->read_f32("model.norm.weight");
     if (!c.tied) head = source.decode->read_f32("lm_head.weight");
   } else {
-    head = read_head(*source.decode, c, rotation);
+    head = read_head(*source.decode, c, rotation, {0, c.vocabulary});
   }
   decode.write_tables(embedding, norm, head.empty() ? nullptr : &head);
   prefill.write_tables(embedding, norm, head.empty() ? nullptr : &head);

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "io/gguf.h"
 #include "io/hf_folder.h"
+#include "io/mapped_file.h"
 
 namespace fut {
 
@@ -16,6 +17,18 @@ std::unique_ptr<Checkpoint> Checkpoint::open(const std::string& path) {
   if (std::filesystem::is_directory(status)) return open_hf_folder(path);
   FUT_CHECK(!path.ends_with(".safetensors"), path, ": give the folder that holds config.json, not the file in it");
   return open_gguf(path);
+}
+
+std::vector<float> Checkpoint::read_f32(const std::string& name) const {
+  const TensorInfo* const info = find(name);
+  return read_rows(name, 0, info ? rows_of(*info) : 1);
+}
+
+bool Checkpoint::check_rows(const TensorInfo& tensor, int64_t first, int64_t count) {
+  const int64_t rows = rows_of(tensor);
+  FUT_CHECK(first >= 0 && count >= 0 && first <= rows && count <= rows - first, tensor.file, ": tensor ",
+            printable(tensor.name), ": rows ", first, " to ", first + count, " of ", rows);
+  return count == rows;
 }
 
 }  // namespace fut

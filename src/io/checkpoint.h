@@ -43,9 +43,16 @@ class Checkpoint {
   /// nullptr if there is no tensor of that name.
   virtual const TensorInfo* find(const std::string& name) const = 0;
 
-  /// The tensor as floats, row-major, in Hugging Face's row order. Accepts F32, F16, BF16 and GGUF's block types;
-  /// refuses by name what has no plain meaning as numbers (I32, F8_E4M3 ...).
-  virtual std::vector<float> read_f32(const std::string& name) const = 0;
+  /// The tensor as floats, row-major, in Hugging Face's row order. Accepts floats of any width, FP8 and INT4 codes with
+  /// their scales and GGUF's block types; refuses by name what has no plain meaning as numbers (I32 ...).
+  std::vector<float> read_f32(const std::string& name) const;
+
+  /// `count` rows of a matrix from row `first` on; any other tensor counts as one row. Only whole where rows are
+  /// reordered (q and k of GGUF).
+  virtual std::vector<float> read_rows(const std::string& name, int64_t first, int64_t count) const = 0;
+
+  /// Takes the files' pages that were read out of this process's memory: they are still there, and come when needed.
+  virtual void drop_pages() const = 0;
 
   /// The tensor's bytes in the file, as stored. Valid while the checkpoint lives.
   virtual const uint8_t* raw(const std::string& name, int64_t* size_bytes) const = 0;
@@ -59,6 +66,11 @@ class Checkpoint {
   virtual std::string chat_template() const = 0;
 
  protected:
+  static int64_t rows_of(const TensorInfo& tensor) { return tensor.shape.size() == 2 ? tensor.shape[0] : 1; }
+
+  /// Refuses rows that the tensor does not have. True if they are all that there are.
+  static bool check_rows(const TensorInfo& tensor, int64_t first, int64_t count);
+
   std::string path_;
 };
 

@@ -40,6 +40,7 @@ class GgufFile {
 
   const std::string& path() const { return file_.path(); }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
+  void drop_pages() const { file_.drop_pages(); }
 
   bool has(const std::string& key) const { return values_.contains(key); }
   // A key that is absent gives nothing; a value of another type is refused by the key's name.

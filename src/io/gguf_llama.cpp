@@ -5,7 +5,7 @@
 // SHAPES  reversed: GGUF states the fastest extent first.
 // ROWS    q and k of the architecture "llama" rotate neighbours where Hugging Face's rotate halves, so their rows are
 //         stored in another order: row h*E + 2i + j of GGUF is row h*E + j*R/2 + i of Hugging Face (E head width, R of
-//         it turned, i < R/2, j = 0 or 1), with each matrix's own number of heads. read_f32 puts them right; raw()
+//         it turned, i < R/2, j = 0 or 1), with each matrix's own number of heads. read_rows puts them right; raw()
 //         gives bytes in the file's order.
 // END     end tokens are eos_token_id and eot_token_id, and any of kEndSpellings that the vocabulary has as a control
 //         token: files of chat models often name only one of the two tokens that end a turn and a text.
@@ -117,7 +117,8 @@ class GgufLlama final : public Checkpoint {
   std::string generation_config_json() const override { return "{}"; }
   std::vector<TensorInfo> tensors() const override;
   const TensorInfo* find(const std::string& name) const override;
-  std::vector<float> read_f32(const std::string& name) const override;
+  std::vector<float> read_rows(const std::string& name, int64_t first, int64_t count) const override;
+  void drop_pages() const override { file_.drop_pages(); }
   const uint8_t* raw(const std::string& name, int64_t* size_bytes) const override;
   std::unique_ptr<Tokenizer> tokenizer() const override {
     return is_spm() ? make_spm_tokenizer(spm_parts()) : Tokenizer::from_vocabulary(vocabulary(), path_);
@@ -332,27 +333,30 @@ const uint8_t* GgufLlama::raw(const std::string& name, int64_t* size_bytes) cons
   return tensor.data;
 }
 
-std::vector<float> GgufLlama::read_f32(const std::string& name) const {
+std::vector<float> GgufLlama::read_rows(const std::string& name, int64_t first, int64_t count) const {
   const auto& [info, tensor, heads] = entry(name);
   const BlockFormat& format = *find_block_format(info.type);
   // A bias of q or k is reordered by elements, so its rows are single values.
-  const int64_t rows = heads ? info.shape[0] : tensor->elements / (info.shape.empty() ? 1 : info.shape.back());
+  int64_t rows = heads ? info.shape[0] : tensor->elements / (info.shape.empty() ? 1 : info.shape.back());
   const int64_t row_elements = tensor->elements / rows;
   FUT_CHECK(row_elements % format.elements == 0, path_, ": tensor ", printable(name), ": type ", info.type,
             " cannot be reordered by elements");
+  if (!check_rows(info, first, count)) {
+    FUT_CHECK(!heads, path_, ": tensor ", printable(name), ": its rows are reordered: it can only be read whole");
+    rows = count;
+  }
   const int64_t row_blocks = row_elements / format.elements;
   const int64_t pairs = rotary_width_ / 2;
-  std::vector<float> values(static_cast<size_t>(tensor->elements));
-  parallel_for(rows, kGrainElements / row_elements + 1,
-               [&, heads = heads, tensor = tensor](int64_t begin, int64_t end) {
-                 for (int64_t row = begin; row < end; ++row) {
-                   const int64_t in_head = row % head_width_;
-                   const bool moves = heads && in_head < 2 * pairs;
-                   const int64_t target = moves ? row - in_head + in_head % 2 * pairs + in_head / 2 : row;
-                   format.to_floats(tensor->data + row * row_blocks * format.bytes, row_blocks,
-                                    values.data() + target * row_elements);
-                 }
-               });
+  const uint8_t* const blocks = tensor->data + first * row_blocks * format.bytes;
+  std::vector<float> values(static_cast<size_t>(rows * row_elements));
+  parallel_for(rows, kGrainElements / row_elements + 1, [&, heads = heads](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t in_head = row % head_width_;
+      const bool moves = heads && in_head < 2 * pairs;
+      const int64_t target = moves ? row - in_head + in_head % 2 * pairs + in_head / 2 : row;
+      format.to_floats(blocks + row * row_blocks * format.bytes, row_blocks, values.data() + target * row_elements);
+    }
+  });
   return values;
 }
 

@@ -76,11 +76,17 @@ void require_all_present(const std::set<std::string>& shards, const std::string&
             " names are missing (incomplete download?): ", missing);
 }
 
-std::vector<float> read_f64(const StoredTensor& tensor) {
-  std::vector<float> values(static_cast<size_t>(tensor.size_bytes) / sizeof(double));
+/// Consecutive elements or rows.
+struct Span {
+  int64_t first, count;
+};
+
+std::vector<float> read_f64(const StoredTensor& tensor, Span elements) {
+  std::vector<float> values(static_cast<size_t>(elements.count));
+  const uint8_t* const data = tensor.data + elements.first * static_cast<int64_t>(sizeof(double));
   for (size_t i = 0; i < values.size(); ++i) {
     double value;
-    memcpy(&value, tensor.data + i * sizeof(value), sizeof(value));
+    memcpy(&value, data + i * sizeof(value), sizeof(value));
     // Beyond float's range the conversion of C++ is undefined; infinity is what every other program makes of it.
     constexpr double kLargest = std::numeric_limits<float>::max();
     values[i] = std::fabs(value) <= kLargest || !std::isfinite(value)
@@ -135,7 +141,10 @@ class HfFolder final : public Checkpoint {
   std::string generation_config_json() const override { return generation_config_; }
   std::vector<TensorInfo> tensors() const override;
   const TensorInfo* find(const std::string& name) const override;
-  std::vector<float> read_f32(const std::string& name) const override;
+  std::vector<float> read_rows(const std::string& name, int64_t first, int64_t count) const override;
+  void drop_pages() const override {
+    for (const SafetensorsFile& shard : shards_) shard.drop_pages();
+  }
   const uint8_t* raw(const std::string& name, int64_t* size_bytes) const override;
   std::unique_ptr<Tokenizer> tokenizer() const override;
   std::map<std::string, std::string> tokenizer_files() const override;
@@ -147,10 +156,13 @@ class HfFolder final : public Checkpoint {
   void open_indexed_shards();
   void add_pack_quantized(const std::string& name);
   const StoredTensor& stored(const std::string& name) const;
-  std::vector<float> read_plain(const StoredTensor& tensor) const;
+  std::vector<float> read_plain(const StoredTensor& tensor, Span rows) const;
+  std::vector<float> read_plain(const StoredTensor& tensor) const {
+    return read_plain(tensor, {0, rows_of(tensor.info)});
+  }
   const StoredTensor& scale_of(const TensorInfo& info) const;
-  std::vector<float> read_e4m3(const StoredTensor& tensor) const;
-  std::vector<float> read_packed(const TensorInfo& tensor) const;
+  std::vector<float> read_e4m3(const StoredTensor& tensor, Span rows) const;
+  std::vector<float> read_packed(const TensorInfo& tensor, Span rows) const;
 
   std::string config_, generation_config_ = "{}";
   std::pair<int64_t, int64_t> fp8_block_;  // rows and columns of an FP8 tensor that share a scale
@@ -258,22 +270,26 @@ const uint8_t* HfFolder::raw(const std::string& name, int64_t* size_bytes) const
   return tensor.data;
 }
 
-std::vector<float> HfFolder::read_f32(const std::string& name) const {
-  if (const auto found = packed_.find(name); found != packed_.end()) return read_packed(found->second);
+std::vector<float> HfFolder::read_rows(const std::string& name, int64_t first, int64_t count) const {
+  if (const auto found = packed_.find(name); found != packed_.end()) return read_packed(found->second, {first, count});
   const StoredTensor& tensor = stored(name);
-  return tensor.info.type == "F8_E4M3" ? read_e4m3(tensor) : read_plain(tensor);
+  return tensor.info.type == "F8_E4M3" ? read_e4m3(tensor, {first, count}) : read_plain(tensor, {first, count});
 }
 
-std::vector<float> HfFolder::read_plain(const StoredTensor& tensor) const {
+std::vector<float> HfFolder::read_plain(const StoredTensor& tensor, Span rows) const {
   // Only a type whose size the header check knows has a size to be relied on.
-  if (tensor.info.type == "F64") return read_f64(tensor);
   const int64_t element_bytes = safetensors_element_bytes(tensor.info.type);
   const BlockFormat* const format = element_bytes ? find_block_format(tensor.info.type) : nullptr;
-  FUT_CHECK(format, tensor.info.file, ": tensor ", printable(tensor.info.name), ": unsupported dtype ",
-            printable(tensor.info.type), ", expected F64, F32, F16 or BF16");
-  std::vector<float> values(static_cast<size_t>(tensor.size_bytes / element_bytes));
-  parallel_for(static_cast<int64_t>(values.size()), kGrainElements, [&](int64_t begin, int64_t end) {
-    format->to_floats(tensor.data + begin * element_bytes, end - begin, values.data() + begin);
+  FUT_CHECK(format || tensor.info.type == "F64", tensor.info.file, ": tensor ", printable(tensor.info.name),
+            ": unsupported dtype ", printable(tensor.info.type), ", expected F64, F32, F16 or BF16");
+  check_rows(tensor.info, rows.first, rows.count);
+  const int64_t all_rows = rows_of(tensor.info), width = all_rows ? tensor.size_bytes / element_bytes / all_rows : 0;
+  const Span elements{rows.first * width, rows.count * width};
+  if (!format) return read_f64(tensor, elements);
+  std::vector<float> values(static_cast<size_t>(elements.count));
+  const uint8_t* const data = tensor.data + elements.first * element_bytes;
+  parallel_for(elements.count, kGrainElements, [&](int64_t begin, int64_t end) {
+    format->to_floats(data + begin * element_bytes, end - begin, values.data() + begin);
   });
   return values;
 }
@@ -289,7 +305,7 @@ const StoredTensor& HfFolder::scale_of(const TensorInfo& info) const {
   return *(scale != stored_.end() ? scale : inverse)->second;
 }
 
-std::vector<float> HfFolder::read_e4m3(const StoredTensor& tensor) const {
+std::vector<float> HfFolder::read_e4m3(const StoredTensor& tensor, Span span) const {
   const TensorInfo& info = tensor.info;
   const StoredTensor& scale = scale_of(info);
   const std::vector<int64_t>& shape = scale.info.shape;
@@ -308,21 +324,24 @@ std::vector<float> HfFolder::read_e4m3(const StoredTensor& tensor) const {
     FUT_CHECK(tiles, info.file, ": tensor ", printable(info.name), ": F8_E4M3 of ", rows, " rows with ", count,
               " scales, expected one, one a row, or one a block of ", block_rows, " x ", block_columns);
   }
-  std::vector<float> values(static_cast<size_t>(tensor.size_bytes));
+  if (check_rows(info, span.first, span.count)) span = {0, rows};
+  std::vector<float> values(static_cast<size_t>(span.count * columns));
   if (values.empty()) return values;  // rows without columns may be as many as the file likes to say
   const int64_t blocks_a_row = (columns - 1) / block_columns + 1;
-  parallel_for(rows, kGrainElements / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
+  parallel_for(span.count, kGrainElements / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = span.first + i;
       const float* const row_scales = scales.data() + row / block_rows * blocks_a_row;
       for (int64_t k = 0; k < columns; ++k) {
-        values[row * columns + k] = to_f32(E4m3{tensor.data[row * columns + k]}) * row_scales[k / block_columns];
+        values[i * columns + k] = to_f32(E4m3{tensor.data[row * columns + k]}) * row_scales[k / block_columns];
       }
     }
   });
   return values;
 }
 
-std::vector<float> HfFolder::read_packed(const TensorInfo& tensor) const {
+std::vector<float> HfFolder::read_packed(const TensorInfo& tensor, Span span) const {
+  check_rows(tensor, span.first, span.count);
   const uint8_t* const codes = stored(tensor.name + "_packed").data;
   const std::vector<float> scales = read_plain(stored(tensor.name + "_scale"));
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
@@ -334,13 +353,14 @@ std::vector<float> HfFolder::read_packed(const TensorInfo& tensor) const {
     if (zero_points == stored_.end()) return 8;
     return zero_points->second->data[(row / 8 * groups + g) * 4 + row % 8 / 2] >> 4 * (row % 2) & 15;
   };
-  std::vector<float> values(static_cast<size_t>(rows * columns));
-  parallel_for(rows, kGrainElements / columns + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
+  std::vector<float> values(static_cast<size_t>(span.count * columns));
+  parallel_for(span.count, kGrainElements / columns + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = span.first + i;
       for (int64_t k = 0; k < columns; ++k) {
         const int q = codes[row * row_bytes + k / 2] >> 4 * (k % 2) & 15;
         const int64_t g = k / group;
-        values[row * columns + k] = scales[row * groups + g] * static_cast<float>(q - zero_of(row, g));
+        values[i * columns + k] = scales[row * groups + g] * static_cast<float>(q - zero_of(row, g));
       }
     }
   });

@@ -55,6 +55,10 @@ MappedFile::~MappedFile() {
   if (data_) munmap(const_cast<uint8_t*>(data_), size_);
 }
 
+void MappedFile::drop_pages() const {
+  if (data_) madvise(const_cast<uint8_t*>(data_), size_, MADV_DONTNEED);  // refused, they merely stay
+}
+
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 

@@ -21,6 +21,9 @@ class MappedFile {
   uint64_t size() const { return size_; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
+  /// Takes the pages that were read out of this process's memory; whoever reads them again gets them again.
+  void drop_pages() const;
+
  private:
   std::string path_;
   const uint8_t* data_ = nullptr;

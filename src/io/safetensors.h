@@ -30,6 +30,7 @@ class SafetensorsFile {
 
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  ///< in the order of their bytes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  void drop_pages() const { file_.drop_pages(); }
 
  private:
   MappedFile file_;

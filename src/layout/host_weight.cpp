@@ -118,7 +118,7 @@ void encode_e4m3_row(HostWeight& out, const float* w, int64_t n) {
 
 }  // namespace
 
-HostWeight encode_weight(Dtype dtype, int group, const float* w, int64_t rows, int64_t cols, const std::string& name) {
+HostWeight empty_weight(Dtype dtype, int group, int64_t rows, int64_t cols) {
   HostWeight out;
   out.dtype = dtype;
   out.rows = rows;
@@ -130,13 +130,19 @@ HostWeight encode_weight(Dtype dtype, int group, const float* w, int64_t rows, i
   }
   if (dtype == Dtype::e4m3) out.scale.resize(rows);
   out.data.resize(rows * out.row_bytes());
-  parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      const float* row = w + n * cols;
+  return out;
+}
+
+void encode_rows(HostWeight& out, int64_t first, int64_t count, const float* w, const std::string& name) {
+  const int64_t cols = out.cols;
+  parallel_for(count, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t n = first + i;
+      const float* row = w + i * cols;
       for (int64_t k = 0; k < cols; ++k) {
         FUT_CHECK(std::isfinite(row[k]), "tensor ", name, ": element (", n, ", ", k, ") is ", row[k]);
       }
-      switch (dtype) {
+      switch (out.dtype) {
         case Dtype::f32: memcpy(out.data.data() + n * out.row_bytes(), row, out.row_bytes()); break;
         case Dtype::bf16:
           for (int64_t k = 0; k < cols; ++k) reinterpret_cast<Bf16*>(out.data.data())[n * cols + k] = to_bf16(row[k]);
@@ -147,6 +153,11 @@ HostWeight encode_weight(Dtype dtype, int group, const float* w, int64_t rows, i
       }
     }
   });
+}
+
+HostWeight encode_weight(Dtype dtype, int group, const float* w, int64_t rows, int64_t cols, const std::string& name) {
+  HostWeight out = empty_weight(dtype, group, rows, cols);
+  encode_rows(out, 0, rows, w, name);
   return out;
 }
 

@@ -4,12 +4,24 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
 
 namespace fut {
+
+/// Aligned to 64 bytes as the backends' memory is: a backend that reads a checkpoint's order keeps the vector itself.
+template <class T>
+struct LineAligned {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+  T* allocate(size_t count) { return static_cast<T*>(operator new(count * sizeof(T), kLine)); }
+  void deallocate(T* data, size_t) { operator delete(data, kLine); }
+  bool operator==(const LineAligned&) const = default;
+};
+using HostBytes = std::vector<uint8_t, LineAligned<uint8_t>>;
 
 /// W (N, K) row-major. What the bytes are, by dtype:
 ///   f32, bf16  the elements
@@ -20,7 +32,7 @@ struct HostWeight {
   Dtype dtype = Dtype::f32;
   int64_t rows = 0, cols = 0;
   int group = 0;  ///< int4: G
-  std::vector<uint8_t> data;
+  HostBytes data;
   std::vector<float> scale;       ///< e4m3: (N)
   std::vector<Half> group_scale;  ///< int4: (N, ceil(K / G))
   /// int4: (K) or empty. The product is of W diag(input_scale): what a column of the weight is too small or too large
@@ -35,6 +47,10 @@ struct HostWeight {
 /// Rounds w (N, K) to `dtype`; INT4 by round-to-nearest (encode_int4_row). `name` is for messages: a weight that is
 /// NaN, infinite, or too large for the format's scale is refused by it.
 HostWeight encode_weight(Dtype dtype, int group, const float* w, int64_t rows, int64_t cols, const std::string& name);
+
+/// The same in pieces: room for a weight, then its rows, `count` from row `first` on: w (count, K).
+HostWeight empty_weight(Dtype dtype, int group, int64_t rows, int64_t cols);
+void encode_rows(HostWeight& out, int64_t first, int64_t count, const float* w, const std::string& name);
 
 /// Exact values of one row: row (K).
 void decode_weight_row(const HostWeight& weight, int64_t n, float* row);

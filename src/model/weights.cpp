@@ -272,8 +272,23 @@ float kv_factor(const std::vector<double>& mean_square) {
   return typical_scale > 0 ? static_cast<float>(std::exp2(std::round(std::log2(typical_scale / 8.0)))) : 1.0f;
 }
 
-LayerWeights place_layer(Backend& backend, const HostLayer& layer) {
-  return {backend.place(layer.qkv), backend.place(layer.o), backend.place(layer.gate_up), backend.place(layer.down)};
+LayerWeights place_layer(Backend& backend, HostLayer layer) {
+  return {backend.take(std::move(layer.qkv)), backend.take(std::move(layer.o)), backend.take(std::move(layer.gate_up)),
+          backend.take(std::move(layer.down))};
+}
+
+/// (V, D) the embedding or the head, some rows at a time: as floats it would be larger than all layers of a small
+/// model.
+PlacedWeight place_table(Backend& backend, const Checkpoint& checkpoint, const LlamaConfig& c, Dtype dtype,
+                         OfflineRotation rotation, decltype(read_head) read, const std::string& name) {
+  constexpr int64_t kRows = 2048;
+  HostWeight table = empty_weight(dtype, 0, c.vocabulary, c.width);
+  for (int64_t first = 0; first < c.vocabulary; first += kRows) {
+    const int64_t count = std::min(kRows, c.vocabulary - first);
+    encode_rows(table, first, count, read(checkpoint, c, rotation, {first, count}).data(), name);
+    checkpoint.drop_pages();
+  }
+  return backend.take(std::move(table));
 }
 
 /// Whether all codes of a phase are there in the checkpoint.
@@ -446,16 +461,19 @@ LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int6
   return out;
 }
 
-std::vector<float> read_head(const Checkpoint& checkpoint, const LlamaConfig& c, OfflineRotation rotation) {
-  std::vector<float> head = checkpoint.read_f32(c.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+std::vector<float> read_head(const Checkpoint& checkpoint, const LlamaConfig& c, OfflineRotation rotation,
+                             TableRows rows) {
+  std::vector<float> head =
+      checkpoint.read_rows(c.tied ? "model.embed_tokens.weight" : "lm_head.weight", rows.first, rows.count);
   fold_gain(head, checkpoint.read_f32("model.norm.weight"));
-  if (rotation.residual) hadamard_rotate_columns(head.data(), c.vocabulary, c.width, c.width);
+  if (rotation.residual) hadamard_rotate_columns(head.data(), rows.count, c.width, c.width);
   return head;
 }
 
-std::vector<float> read_embedding(const Checkpoint& checkpoint, const LlamaConfig& c, OfflineRotation rotation) {
-  std::vector<float> embedding = checkpoint.read_f32("model.embed_tokens.weight");
-  if (rotation.residual) hadamard_rotate_columns(embedding.data(), c.vocabulary, c.width, c.width);
+std::vector<float> read_embedding(const Checkpoint& checkpoint, const LlamaConfig& c, OfflineRotation rotation,
+                                  TableRows rows) {
+  std::vector<float> embedding = checkpoint.read_rows("model.embed_tokens.weight", rows.first, rows.count);
+  if (rotation.residual) hadamard_rotate_columns(embedding.data(), rows.count, c.width, c.width);
   return embedding;
 }
 
@@ -475,6 +493,7 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
   ModelWeights out;
   for (int64_t l = 0; l < c.layers; ++l) {
     if (options.on_progress) options.on_progress("weights", l, c.layers);
+    for_decode.drop_pages(), for_prefill.drop_pages();
     LayerTensors tensors;
     const bool same_tensors = !source.quantised() && !prefill_stored && !decode_stored;
     if (!decode_stored) tensors = read_layer(for_decode, c, l, rotation);
@@ -488,24 +507,21 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
     out.constants.push_back(attention_constants(decode.qkv, out.head_norms.back(), c));
     out.constants.back().swiglu_guard = swiglu_guard(decode.gate_up, c);
     if (shared) {
-      out.prefill.push_back(place_layer(backend, decode));
+      out.prefill.push_back(place_layer(backend, std::move(decode)));
       continue;
     }
-    out.decode.push_back(place_layer(backend, decode));
+    out.decode.push_back(place_layer(backend, std::move(decode)));
     if (!prefill_stored && !same_tensors) tensors = read_layer(for_prefill, c, l, rotation);
     HostLayer prefill = prefill_stored ? stored_layer(for_prefill, l, options.prefill)
                                        : encode_layer(tensors, c, l, options, options.prefill, false);
     add_biases(prefill, read_biases(for_prefill, c, l, rotation));
-    out.prefill.push_back(place_layer(backend, prefill));
+    out.prefill.push_back(place_layer(backend, std::move(prefill)));
   }
   const bool f32 = options.prefill == Dtype::f32 || options.decode == Dtype::f32;
   const Dtype table = f32 ? Dtype::f32 : Dtype::bf16;
-  const auto place_table = [&](const std::vector<float>& w, const char* name) {
-    return backend.place(encode_weight(table, 0, w.data(), c.vocabulary, c.width, name));
-  };
   if (options.on_progress) options.on_progress("embedding and head", c.layers, c.layers);
-  out.embedding = place_table(read_embedding(for_decode, c, rotation), "model.embed_tokens.weight");
-  out.head = place_table(read_head(for_decode, c, rotation), "lm_head.weight");
+  out.embedding = place_table(backend, for_decode, c, table, rotation, read_embedding, "model.embed_tokens.weight");
+  out.head = place_table(backend, for_decode, c, table, rotation, read_head, "lm_head.weight");
   return out;
 }
 

@@ -68,8 +68,8 @@ struct ModelWeights {
   const LayerWeights& for_decode(int64_t layer) const { return decode.empty() ? prefill[layer] : decode[layer]; }
 };
 
-/// Checks that every tensor is there with its shape, before anything large is read; then reads layer by layer, so that
-/// no more than one layer is held in FP32.
+/// Checks that every tensor is there with its shape, before anything large is read; then reads layer by layer and the
+/// tables piece by piece, so that no more than one layer is held in FP32 and little of the files' pages.
 ModelWeights load_weights(Backend& backend, const ModelSource& source, const WeightOptions& options);
 
 /// Biases of a layer's four products; empty where the configuration has none.
@@ -107,9 +107,16 @@ LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& config,
 LayerBiases read_biases(const Checkpoint& checkpoint, const LlamaConfig& config, int64_t layer,
                         OfflineRotation rotation);
 
-/// (V, D) the head with the final norm's gain folded in.
-std::vector<float> read_head(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation);
-std::vector<float> read_embedding(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation);
+/// Which rows of (V, D).
+struct TableRows {
+  int64_t first, count;
+};
+
+/// (count, D) the head with the final norm's gain folded in.
+std::vector<float> read_head(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation,
+                             TableRows rows);
+std::vector<float> read_embedding(const Checkpoint& checkpoint, const LlamaConfig& config, OfflineRotation rotation,
+                                  TableRows rows);
 
 /// Throws unless every tensor that the configuration implies is there in the right shape, and no other bias or norm is.
 void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& config);

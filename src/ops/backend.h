@@ -38,6 +38,9 @@ class Buffer {
 struct PlacedWeight {
   Weight weight;
   Buffer storage, scale_storage, input_scale_storage = {}, bias_storage = {};
+  HostBytes kept = {};  ///< instead of `storage`, where the backend reads the host's order
+
+  const void* data() const { return kept.empty() ? storage.as<void>() : kept.data(); }
 };
 
 class Backend {
@@ -54,6 +57,9 @@ class Backend {
 
   /// Brings a weight into the order in which this backend's GEMMs read it.
   virtual PlacedWeight place(const HostWeight& weight) = 0;
+
+  /// The same for a weight that nobody needs afterwards: a backend that reads the host's order keeps it as it is.
+  virtual PlacedWeight take(HostWeight weight) { return place(weight); }
 
   /// Whether its products heed Weight::input_scale; where they do not, no weight with one is placed.
   virtual bool takes_input_scale() const { return false; }

@@ -22,8 +22,8 @@ struct Shape {
   }
 };
 
-inline std::vector<uint8_t> random_bytes(int64_t count) {
-  std::vector<uint8_t> bytes((count + 3) / 4 * 4);
+inline HostBytes random_bytes(int64_t count) {
+  HostBytes bytes((count + 3) / 4 * 4);
   for (size_t i = 0; i < bytes.size(); i += 4) {
     const uint32_t bits = random_bits()();
     memcpy(bytes.data() + i, &bits, 4);
@@ -195,7 +195,7 @@ class Cache {
     const int64_t scales = layout.key_scale_offset(), bytes = layout.page_bytes();
     for (int j = 0; j < s.J; ++j) {
       for (int64_t p = 0; p < past[b] / 64; ++p) {
-        std::vector<uint8_t> page = random_bytes(bytes);
+        HostBytes page = random_bytes(bytes);
         for (int64_t i = scales; i < bytes; ++i) page[i] = 0x30 + page[i] % 16;  // E4M3, 0.5 to 1.9
         std::copy(page.begin(), page.end(),
                   pages->host.begin() + l * pages_stride + (table[b * width + p] * s.J + j) * bytes);
