@@ -279,7 +279,7 @@ TEST(Cli, WhatIsPassedOverIsSaidOnce) {
     folder.write(name, test::read_file(model() + "/" + name));
   folder.write("generation_config.json", R"({"eos_token_id": [257, 4711]})");
   for (const std::vector<std::string>& arguments :
-       {std::vector<std::string>{"generate", folder.path(), "-p", "a", "-n", "1", "--json"},
+       {std::vector<std::string>{"generate", folder.path(), "-p", "a", "-n", "1", "--json", "--backend", "cpu"},
         {"inspect", folder.path()}}) {
     const Result result = fut(arguments);
     EXPECT_EQ(result.code, 0);
@@ -293,7 +293,7 @@ TEST(Cli, AGroupSizeWithoutEffectIsSaid) {
   const std::string quantised = folder.file("quantised");
   ASSERT_EQ(fut({"quantize", model(), quantised, "--group-size", "32"}).code, 0);
   const auto said = [&](const std::vector<std::string>& flags) {
-    std::vector<std::string> arguments = {"generate", quantised, "-p", "a", "-n", "1", "--json"};
+    std::vector<std::string> arguments = {"generate", quantised, "-p", "a", "-n", "1", "--json", "--backend", "cpu"};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     const Result result = fut(arguments);
     EXPECT_EQ(result.code, 0);
@@ -305,14 +305,15 @@ TEST(Cli, AGroupSizeWithoutEffectIsSaid) {
 }
 
 TEST(Generate, TextOnStdoutSpeedOnStderr) {
-  const Result result = fut({"generate", model(), "-p", "Hello", "-n", "6", "--seed", "3"});
+  const Result result = fut({"generate", model(), "-p", "Hello", "-n", "6", "--seed", "3", "--backend", "cpu"});
   EXPECT_EQ(result.code, 0);
   EXPECT_TRUE(result.out.ends_with("\n"));
   EXPECT_EQ(lines(result.err), 1u) << result.err;
   for (const char* words : {"cpu", "prefill", "decode", "tok/s", "MiB"})
     EXPECT_NE(result.err.find(words), std::string::npos);
 
-  const Result as_json = fut({"generate", model(), "-p", "Hello", "-n", "6", "--seed", "3", "--json"});
+  const Result as_json =
+      fut({"generate", model(), "-p", "Hello", "-n", "6", "--seed", "3", "--json", "--backend", "cpu"});
   EXPECT_EQ(as_json.err, "");
   const json answer = json::parse(as_json.out);
   EXPECT_EQ(answer.at("text").get<std::string>() + "\n", result.out);
@@ -574,7 +575,8 @@ TEST(Perplexity, DivergenceFromABase) {
   folder.write("other", "another text");
   folder.write("text", text);
   const auto run = [&](const std::string& file, const std::string& context, const std::string& base_file) {
-    return fut({"perplexity", model(), folder.path() + "/" + file, "--ctx-size", context, "--kl-base", base_file});
+    return fut({"perplexity", model(), folder.path() + "/" + file, "--ctx-size", context, "--kl-base", base_file,
+                "--backend", "cpu"});
   };
   expect_failure(run("other", "64", base), "another text");
   expect_failure(run("text", "32", base), "context 64");
@@ -608,12 +610,41 @@ TEST(Interrupt, PerplexityLeavesNoHalfWrittenBase) {
 }
 
 TEST(ClosedPipe, EndsQuietly) {
-  Process process({"generate", endless_model(), "-p", "a", "-n", "-1", "--max-batch", "1"});
+  Process process({"generate", endless_model(), "-p", "a", "-n", "-1", "--max-batch", "1", "--backend", "cpu"});
   process.wait_for_output();
   process.close_out();
   const Result result = process.finish();
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.err, "");
+}
+
+// Whether the program was built without CUDA, or sees no card because none is visible: one line says which.
+TEST(Backend, J02_AutoSaysOnceWhyItIsTheCpu) {
+  TempFolder folder;
+  folder.write("text", "some text");
+  const std::vector<std::vector<std::string>> verbs = {
+      {"generate", model(), "-p", "a", "-n", "1", "--json"},
+      {"perplexity", model(), folder.path() + "/text", "--json"},
+      {"bench", "model", model(), "--pp", "1", "--tg", "1", "--json"},
+      {"bench", "op", "lm_head", "--shape", "smollm2-135m", "--repeat", "1", "--json"}};
+  for (const char* visible : {"", "99"}) {
+    setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+    for (std::vector<std::string> arguments : verbs) {
+      for (const bool said : {false, true}) {
+        if (said) arguments.insert(arguments.end(), {"--backend", "auto"});
+        const Result result = fut(arguments);
+        EXPECT_EQ(result.code, 0) << result.err;
+        EXPECT_EQ(lines(result.err), 1u) << result.err;
+        EXPECT_TRUE(result.err.starts_with("fut: backend auto: cuda cannot be used: ")) << result.err;
+        const bool built_without = result.err.find("this program was built without it") != std::string::npos;
+        EXPECT_TRUE(built_without || result.err.find("no NVIDIA") != std::string::npos) << result.err;
+      }
+      arguments.back() = "cpu";
+      EXPECT_EQ(fut(arguments).err, "");
+      arguments.back() = "cuda";
+      expect_failure(fut(arguments), "backend cuda: ");
+    }
+  }
 }
 
 TEST(OutOfMemory, IsOneLine) {

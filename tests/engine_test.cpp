@@ -171,7 +171,13 @@ TEST_F(EngineTest, OptionsOutOfRangeAreRefused) {
 TEST_F(EngineTest, AutoFindsABackendAndCudaIsNeverReplacedSilently) {
   EngineOptions options = default_options();
   options.backend = "auto";
-  EXPECT_FALSE(load({}, options).info().backend.empty());
+  const ModelInfo automatic = load({}, options).info();
+  EXPECT_FALSE(automatic.backend.empty());
+  const auto told = std::count_if(automatic.warnings.begin(), automatic.warnings.end(),
+                                  [](const std::string& line) { return line.starts_with("backend auto: "); });
+  EXPECT_EQ(told, automatic.backend.starts_with("cpu"));
+  options.backend = "cpu";
+  EXPECT_TRUE(reload(options).info().warnings.empty());
   options.backend = "cuda";
   try {
     EXPECT_NE(reload(options).info().backend.find("cuda"), std::string::npos);

@@ -383,7 +383,9 @@ int bench_parts(int argc, const char* const* argv) {
   watch_interrupts();
   set_thread_count(flags.threads);
   const BenchOptions& o = flags.options;
-  const auto backend = make_backend(flags.backend, o.config, {o.weights, o.kv, o.head.value_or(o.weights)});
+  std::vector<std::string> warnings;
+  const auto backend = make_backend(flags.backend, o.config, {o.weights, o.kv, o.head.value_or(o.weights)}, &warnings);
+  for (const std::string& warning : warnings) note("fut: " + one_line(warning));
   const std::optional<double> ceiling = flags.ceiling > 0 ? flags.ceiling * 1e12 : read_ceiling(*backend);
   const Columns columns = flags.csv.empty() ? Columns{} : columns_of(flags, ceiling);
   check_columns(flags, *backend, columns);

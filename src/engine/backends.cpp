@@ -69,13 +69,15 @@ CardClock clock_of_card(Backend&) { return {}; }
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(const std::string& name, const LlamaConfig& config,
-                                      const std::vector<Dtype>& formats) {
+                                      const std::vector<Dtype>& formats, std::vector<std::string>* warnings) {
   FUT_CHECK(name == "cpu" || name == "cuda" || name == "auto", "backend \"", name,
             "\" is unknown (auto, cpu and cuda are known)");
   if (name == "cpu") return make_cpu_backend();
   const std::string obstacle = obstacle_on_card(config, formats);
   FUT_CHECK(obstacle.empty() || name == "auto", "backend cuda: ", obstacle, "; --backend cpu would run");
-  return obstacle.empty() ? make_on_card() : make_cpu_backend();
+  if (obstacle.empty()) return make_on_card();
+  if (warnings) warnings->push_back(cat("backend auto: cuda cannot be used: ", obstacle, "; the CPU runs it"));
+  return make_cpu_backend();
 }
 
 std::optional<CardClock> card_clock(Backend& backend) {

@@ -14,10 +14,10 @@
 namespace fut {
 
 /// A backend for a model of these sizes whose weights and cache are kept in `formats`. "cpu", "cuda", or "auto": the
-/// card where there is one that can run this, else the CPU. Error, in one line that says why, if the one that was asked
-/// for cannot run it here.
+/// card where there is one that can run this, else the CPU, and one line in `warnings` that says why. Error, in one
+/// line that says why, if the one that was asked for cannot run it here.
 std::unique_ptr<Backend> make_backend(const std::string& name, const LlamaConfig& config,
-                                      const std::vector<Dtype>& formats);
+                                      const std::vector<Dtype>& formats, std::vector<std::string>* warnings = nullptr);
 
 /// What of such a model has no kernel on a card, as a message says it; empty: nothing. Whatever the build, so that it
 /// can be tested.

@@ -51,7 +51,9 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
   set_thread_count(options.threads);
   const ModelSource source = ModelSource::open(path);
   const LlamaConfig& c = source.config;
-  backend_ = make_backend(options.backend, c, {llama.weights.prefill, llama.weights.decode, kv_dtype_});
+  info_.warnings = c.warnings;
+  backend_ =
+      make_backend(options.backend, c, {llama.weights.prefill, llama.weights.decode, kv_dtype_}, &info_.warnings);
   const bool dynamic = c.rope_scaling.kind == RopeScaling::Kind::dynamic;
   require_option(options.max_context <= c.positions, "max context ", options.max_context,
                  " is beyond the model's own limit of ", c.positions,
@@ -77,7 +79,6 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
 /// Those of the configuration and those of the tokenizer. What is beyond the vocabulary can never be drawn.
 void EngineImpl::take_end_tokens(const LlamaConfig& c) {
   end_tokens_ = c.eos;
-  info_.warnings = c.warnings;
   for (int32_t id : tokenizer_ ? tokenizer_->eos() : std::vector<int32_t>{}) {
     if (id >= c.vocabulary) {
       info_.warnings.push_back(cat(path_, ": the tokenizer's end token ", id, " is beyond the model's vocabulary of ",
