@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/llama.h"
+#include "support/model_files.h"
 #include "support/temp_folder.h"
 
 namespace fut {
@@ -106,8 +107,18 @@ TEST(ConfigTest, RefusesWhatWouldChangeTheMathematics) {
   expect_config_refused(R"({"model_type":null})", {"model_type"});
   expect_config_refused(R"({"architectures":["LlamaForSequenceClassification"]})", {"LlamaForSequenceClassification"});
   expect_config_refused(R"({"attention_bias":1})", {"attention_bias", "true or false"});
-  expect_config_refused(R"({"rope_interleaved":true})", {"rope_interleaved"});
-  expect_config_refused(R"({"use_mrope":true})", {"use_mrope"});
+  for (const char* foreign :
+       {R"("rope_interleaved":true)", R"("use_mrope":true)", R"("num_experts":8)", R"("num_local_experts":1)",
+        R"("n_routed_experts":64)", R"("num_experts_per_tok":2)", R"("no_rope_layers":[1,0])", R"("use_qk_norm":true)",
+        R"("clip_qkv":8.0)", R"("attention_chunk_size":8192)", R"("attn_logit_softcapping":50.0)",
+        R"("final_logit_softcapping":30.0)", R"("logit_scale":0.0625)", R"("logits_scaling":8)",
+        R"("embedding_multiplier":12)", R"("residual_multiplier":0.22)", R"("num_experts":"8")",
+        R"("num_experts":{})"}) {
+    const std::string key = std::string(foreign).substr(1, std::string(foreign).find('"', 1) - 1);
+    expect_config_refused(cat("{", foreign, "}"), {key, "not supported"});
+    for (const char* nothing : {"null", "false"}) EXPECT_EQ(parse(cat("{\"", key, "\":", nothing, "}")).width, 64);
+  }
+  EXPECT_EQ(parse(R"({"num_experts":0,"no_rope_layers":[],"logit_scale":1.0})").width, 64);
   expect_config_refused(R"({"hidden_act":"gelu"})", {"hidden_act", "gelu"});
   for (const char* factor : {"0", "-0.5", "1.5", "\"half\"", "0.05", "0.7"})
     expect_config_refused(cat(R"({"partial_rotary_factor":)", factor, "}"), {"partial_rotary_factor"});
@@ -123,6 +134,18 @@ TEST(ConfigTest, RefusesWhatWouldChangeTheMathematics) {
   for (const char* text : {"", "[]", "{", "null", R"({"hidden_size":1,"hidden_size":2})"}) {
     expect_refused([&] { parse_config(text, "{}", "x/config.json"); }, {"x/config.json"});
   }
+}
+
+/// Messages name the file, not the folder that a user gave.
+TEST(ConfigTest, RefusalsNameTheFile) {
+  expect_config_refused(R"({"hidden_size":0})", {"x/config.json: hidden_size is 0"});
+  expect_refused([] { parse("{}", R"({"eos_token_id":"a"})"); }, {"x/generation_config.json: eos_token_id"});
+  expect_refused([] { parse("{}", "[]"); }, {"x/generation_config.json: expected a JSON object"});
+  expect_refused([] { parse_config("{}", "{}", "x.gguf"); }, {"x.gguf: model_type"});
+  const test::TempFolder folder;
+  folder.write("model.safetensors", test::safetensors_bytes("{}", ""));
+  folder.write("config.json", R"({"model_type":"gpt2"})");
+  expect_refused([&] { ModelSource::open(folder.path()); }, {folder.path() + "/config.json: model_type is"});
 }
 
 TEST(ConfigTest, RopeTypes) {
@@ -161,7 +184,14 @@ TEST(ConfigTest, RopeTypes) {
   expect_config_refused(R"({"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4,)"
                         R"("original_max_position_embeddings":32}})",
                         {"high_freq_factor 4", "low_freq_factor 4"});
-  expect_config_refused(R"({"rope_scaling":"linear"})", {"rope_scaling"});
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    for (const char* wrong :
+         {"[]", "[1]", "\"linear\"", "\"\"", "false", "0", R"([{"rope_type":"linear","factor":4}])"})
+      expect_config_refused(cat("{\"", key, "\":", wrong, "}"), {key, "expected a JSON object"});
+    EXPECT_EQ(parse(cat("{\"", key, "\":{}}")).rope_scaling.kind, Kind::none);
+  }
+  expect_config_refused(R"({"rope_scaling":{"rope_type":"linear","factor":4},"rope_parameters":[]})",
+                        {"rope_parameters", "expected a JSON object"});
   expect_config_refused(R"({"rope_parameters":{"rope_type":"default","partial_rotary_factor":2}})",
                         {"rope_parameters", "partial_rotary_factor is 2"});
   expect_config_refused(R"({"rope_theta":1e-300,"head_dim":1024,"rope_scaling":{"type":"linear","factor":1e-300}})",

@@ -130,7 +130,7 @@ class FolderWriter {
  public:
   FolderWriter(const fs::path& folder, const ModelSource& source, Dtype dtype, const QuantizeOptions& options)
       : config_(source.config), dtype_(dtype), options_(options), writer_((folder / "model.safetensors").string()) {
-    Json config = parse_json(source.decode->config_json(), source.path);
+    Json config = parse_json(source.decode->config_json(), source.decode->config_place());
     config["quantization_config"] = quantization_config(dtype, options.group);
     config["torch_dtype"] = "bfloat16";
     if (options.rotate_residual) config["tie_word_embeddings"] = false;

@@ -35,6 +35,9 @@ class Checkpoint {
   /// Text of config.json, or the same keys made from GGUF metadata.
   virtual std::string config_json() const = 0;
 
+  /// The file that config_json() is from, for messages.
+  virtual std::string config_place() const = 0;
+
   /// Text of generation_config.json, or "{}".
   virtual std::string generation_config_json() const = 0;
 

@@ -114,6 +114,7 @@ class GgufLlama final : public Checkpoint {
   explicit GgufLlama(const std::string& path);
 
   std::string config_json() const override { return config_; }
+  std::string config_place() const override { return path_; }
   std::string generation_config_json() const override { return "{}"; }
   std::vector<TensorInfo> tensors() const override;
   const TensorInfo* find(const std::string& name) const override;

@@ -138,6 +138,7 @@ class HfFolder final : public Checkpoint {
   explicit HfFolder(const std::string& folder);
 
   std::string config_json() const override { return config_; }
+  std::string config_place() const override { return file("config.json"); }
   std::string generation_config_json() const override { return generation_config_; }
   std::vector<TensorInfo> tensors() const override;
   const TensorInfo* find(const std::string& name) const override;

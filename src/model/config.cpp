@@ -130,6 +130,9 @@ int64_t rotary_width(const std::string& what, double factor, int64_t head_dim) {
 /// rope_scaling (older files) or rope_parameters (newer ones, which also carry rope_theta). Where both are given the
 /// first counts, as in transformers.
 void read_rope(const Fields& config, LlamaConfig& out) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (const Json* block = config.find(key)) Fields(*block, config.what() + ": " + key);  // an object, both of them
+  }
   const Json* older = config.find("rope_scaling");
   const char* key = older && !older->empty() ? "rope_scaling" : "rope_parameters";
   const Json* block = config.find(key);
@@ -245,11 +248,38 @@ void refuse_sliding_window(const Fields& config, const std::string& type, const 
             " is not supported; it would have to be null, or at least max_position_embeddings ", c.positions);
 }
 
+/// Keys of blocks that are not Llama's, and the value at which they change nothing; null, false and nothing in a list
+/// change nothing either.
+constexpr struct {
+  const char* key;
+  double neutral;
+} kForeignKeys[] = {{"num_experts", 0},
+                    {"num_local_experts", 0},
+                    {"n_routed_experts", 0},
+                    {"num_experts_per_tok", 0},
+                    {"rope_interleaved", 0},
+                    {"use_mrope", 0},
+                    {"no_rope_layers", 0},
+                    {"no_rope_layer_interval", 0},
+                    {"use_qk_norm", 0},
+                    {"qk_layernorm", 0},
+                    {"clip_qkv", 0},
+                    {"attention_chunk_size", 0},
+                    {"attn_logit_softcapping", 0},
+                    {"final_logit_softcapping", 0},
+                    {"logit_scale", 1},
+                    {"logits_scaling", 1},
+                    {"embedding_multiplier", 1},
+                    {"residual_multiplier", 1}};
+
 /// Keys that would change the result if they were ignored.
 void refuse_unsupported(const Fields& config) {
   const std::string& what = config.what();
-  for (const char* key : {"rope_interleaved", "use_mrope"})
-    FUT_CHECK(!config.flag(key, false), what, ": ", key, " is not supported");
+  for (const auto& [key, neutral] : kForeignKeys) {
+    const Json* value = config.find(key);
+    FUT_CHECK(!value || *value == false || (value->is_array() && value->empty()) || *value == neutral, what, ": ", key,
+              " is ", shown(*value), ", which is not supported");
+  }
   const std::string act = config.text("hidden_act", "silu");
   FUT_CHECK(act == "silu" || act == "swish", what, ": hidden_act \"", printable(act), "\" is not supported (silu is)");
 }
@@ -276,8 +306,10 @@ LlamaConfig parse_config(const std::string& config_json, const std::string& gene
               " gives a rotation that no number can hold");
   }
   add_eos(fields, out);
-  const Json generation = parse_json(generation_config_json.empty() ? "{}" : generation_config_json, what);
-  add_eos(Fields(generation, what + " (generation_config.json)"), out);
+  const bool file = what.ends_with("config.json");  // the other lies beside it
+  const std::string beside = file ? what.substr(0, what.size() - 11) + "generation_config.json" : what;
+  const Json generation = parse_json(generation_config_json.empty() ? "{}" : generation_config_json, beside);
+  add_eos(Fields(generation, beside), out);
   return out;
 }
 

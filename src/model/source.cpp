@@ -64,7 +64,7 @@ ModelSource ModelSource::open(const std::string& path) {
     source.tokenizer_folder = path;
   }
   source.config = parse_config(source.decode->config_json(), source.decode->generation_config_json(),
-                               source.decode->path() + ": config");
+                               source.decode->config_place());
   if (ours) read_metadata(parse_json_file(metadata), metadata, source);
   return source;
 }
