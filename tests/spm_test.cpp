@@ -13,6 +13,7 @@
 
 #include "io/checkpoint.h"
 #include "support/model_files.h"
+#include "support/runs.h"
 #include "support/temp_folder.h"
 
 namespace fut {
@@ -335,17 +336,10 @@ TEST(SpmRules, AnyBytesComeBack) {
   }
 }
 
-template <class Work>
-double seconds(Work work) {
-  const std::clock_t start = std::clock();
-  work();
-  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-}
-
 TEST(SpmRules, LongRunsTakeLinearTime) {
   for (const char* unit : {"t", " ", "\n", "é", "1", "the", "a b", "\U0001f999"}) {
     Ids ids;
-    EXPECT_LT(seconds([&] { ids = text_ids(small(), repeated(unit, 200'000)); }), 2.0) << unit;
+    EXPECT_LT(test::seconds([&] { ids = text_ids(small(), repeated(unit, 200'000)); }), 2.0) << unit;
     EXPECT_EQ(small().decode(ids), repeated(unit, 200'000));
   }
 }
@@ -412,8 +406,20 @@ TEST_F(Llama2, WikiText) {
 TEST_F(Llama2, LongRunsTakeLinearTime) {
   const std::string run(200'000, 'a');
   Ids found;
-  EXPECT_LT(seconds([&] { found = ids(run); }), 1.0);
+  EXPECT_LT(test::seconds([&] { found = ids(run); }), 1.0);
   EXPECT_EQ(tokenizer_->decode(found), run);
+}
+
+// 5 MB/s or more on one core, whatever the run. One thread: encode() has no others.
+TEST_F(Llama2, C08_AnyRunAtFiveMegabytesASecond) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "sanitizers are slower than that";
+#endif
+  for (const auto& [name, text] : test::endless_runs(2'000'000)) {
+    Ids found;
+    EXPECT_GT(test::megabytes_a_second(text.size(), [&] { found = ids(text); }), 5.0) << name;
+    EXPECT_EQ(tokenizer_->decode(found), text) << name;
+  }
 }
 
 // ---- files that mean harm -------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "io/utf8.h"
+#include "support/runs.h"
 
 namespace fut {
 namespace {
@@ -206,14 +207,6 @@ std::string repeated(const std::string& text, int count) {
   return all;
 }
 
-/// Processor time, since other programs may use the machine meanwhile.
-template <class Work>
-double seconds(Work work) {
-  const std::clock_t start = std::clock();
-  work();
-  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-}
-
 TEST_F(Llama3, LongRunsTakeLinearTime) {
   struct Run {
     std::string unit;
@@ -229,11 +222,23 @@ TEST_F(Llama3, LongRunsTakeLinearTime) {
   };
   for (const Run& run : runs) {
     Ids found;
-    EXPECT_LT(seconds([&] { found = ids(repeated(run.unit, run.count)); }), 1.0) << run.unit;
+    EXPECT_LT(test::seconds([&] { found = ids(repeated(run.unit, run.count)); }), 1.0) << run.unit;
     ASSERT_EQ(found.size(), run.tokens) << run.unit;
     EXPECT_TRUE(std::equal(run.ends.rbegin(), run.ends.rend(), found.rbegin())) << run.unit;
   }
-  EXPECT_LT(seconds([&] { EXPECT_EQ(ids(repeated("a", 1'600'000)).size(), 200'000u); }), 4.0);
+  EXPECT_LT(test::seconds([&] { EXPECT_EQ(ids(repeated("a", 1'600'000)).size(), 200'000u); }), 4.0);
+}
+
+// 5 MB/s or more on one core, whatever the run. One thread: encode() has no others.
+TEST_F(Llama3, C08_AnyRunAtFiveMegabytesASecond) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "sanitizers are slower than that";
+#endif
+  for (const auto& [name, text] : test::endless_runs(2'000'000)) {
+    Ids found;
+    EXPECT_GT(test::megabytes_a_second(text.size(), [&] { found = ids(text); }), 5.0) << name;
+    EXPECT_EQ(tokenizer_->decode(found), text) << name;
+  }
 }
 
 std::vector<std::string> streamed(const Tokenizer& tokenizer, const Ids& ids) {
@@ -454,7 +459,7 @@ TEST(TokenizerJson, ControlTokensOnlyWhereNothingIsData) {
 TEST(TokenizerJson, MarkedTextIsCutAsAWhole) {
   const auto tokenizer = load(byte_fixture(",\"ab\":259", "\"a b\""));
   EXPECT_EQ(marked_ids(*tokenizer, {"a", "b"}), Ids{259});  // pieces know nothing of marks
-  EXPECT_LT(seconds([&] { marked_ids(*tokenizer, {repeated("<|eo", 1'000'000), "x"}); }), 4.0);
+  EXPECT_LT(test::seconds([&] { marked_ids(*tokenizer, {repeated("<|eo", 1'000'000), "x"}); }), 4.0);
 }
 
 TEST(TokenizerJson, PrefixSpaceAndIgnoredMerges) {

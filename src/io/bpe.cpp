@@ -1,9 +1,12 @@
 #include "io/bpe.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <functional>
+#include <limits>
 #include <queue>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "io/mapped_file.h"
@@ -42,8 +45,74 @@ struct Node {
   uint32_t previous, next;
 };
 
-/// The word as a linked list, and a heap of its possible merges: rank above, position below. A merge whose symbols have
-/// changed since it was noted has another rank by now and is passed over.
+/// A merge that was possible when it was noted.
+struct Noted {
+  int32_t rank;
+  uint32_t at;
+};
+
+/// Noted merges, lowest rank first and leftmost among equals. One heap of them all would miss the cache at nearly every
+/// step of a long word, so there is a list of positions a rank. They come nearly in order, and are sorted when their
+/// rank's turn comes; what comes out of order after that goes into a heap.
+class MergeQueue {
+ public:
+  bool empty() const { return turns_.empty(); }
+
+  void push(Noted merge) {
+    const auto [known, is_new] = list_of_.try_emplace(merge.rank, static_cast<uint32_t>(lists_.size()));
+    if (is_new) lists_.emplace_back();
+    List& list = lists_[known->second];
+    if (list.empty()) turns_.push(static_cast<uint64_t>(merge.rank) << 32 | known->second);
+    list.push(merge.at);
+  }
+
+  Noted pop() {
+    const uint64_t turn = turns_.top();
+    List& list = lists_[static_cast<uint32_t>(turn)];
+    const uint32_t at = list.pop();
+    if (list.empty()) turns_.pop();
+    return {static_cast<int32_t>(turn >> 32), at};
+  }
+
+ private:
+  class List {
+   public:
+    bool empty() const { return next_ == positions_.size() && late_.empty(); }
+
+    void push(uint32_t at) {
+      const bool in_order = positions_.empty() || positions_.back() <= at;
+      if (next_ > 0 && !in_order) return late_.push(at);
+      sorted_ = sorted_ && in_order;
+      positions_.push_back(at);
+    }
+
+    uint32_t pop() {
+      if (!sorted_) std::sort(positions_.begin(), positions_.end()), sorted_ = true;
+      uint32_t at;
+      if (next_ == positions_.size() || (!late_.empty() && late_.top() < positions_[next_])) {
+        at = late_.top();
+        late_.pop();
+      } else {
+        at = positions_[next_++];
+      }
+      if (empty()) positions_.clear(), next_ = 0;
+      return at;
+    }
+
+   private:
+    std::vector<uint32_t> positions_;  // sorted once the first was taken
+    size_t next_ = 0;
+    bool sorted_ = true;
+    std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> late_;
+  };
+
+  std::unordered_map<int32_t, uint32_t> list_of_;  // by rank
+  std::vector<List> lists_;
+  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> turns_;  // ranks that have a merge, with lists
+};
+
+/// A long word as a linked list, and its noted merges. One whose symbols have changed since has another rank by now and
+/// is passed over.
 class Merging {
  public:
   Merging(const MergeTable& merges, const std::vector<int32_t>& symbols) : merges_(merges), nodes_(symbols.size()) {
@@ -54,12 +123,10 @@ class Merging {
   }
 
   void run() {
-    while (!heap_.empty()) {
-      const uint64_t top = heap_.top();
-      heap_.pop();
-      const auto at = static_cast<uint32_t>(top);
-      const MergeTable::Merge* merge = merge_at(at);
-      if (merge && static_cast<uint64_t>(merge->rank) == top >> 32) join(at, merge->result);
+    while (!noted_.empty()) {
+      const Noted noted = noted_.pop();
+      const MergeTable::Merge* merge = merge_at(noted.at);
+      if (merge && merge->rank == noted.rank) join(noted.at, merge->result);
     }
   }
 
@@ -77,7 +144,7 @@ class Merging {
   }
 
   void note(uint32_t at) {
-    if (const auto* merge = merge_at(at)) heap_.push(static_cast<uint64_t>(merge->rank) << 32 | at);
+    if (const auto* merge = merge_at(at)) noted_.push({merge->rank, at});
   }
 
   void join(uint32_t at, int32_t result) {
@@ -93,8 +160,37 @@ class Merging {
 
   const MergeTable& merges_;
   std::vector<Node> nodes_;
-  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap_;
+  MergeQueue noted_;
 };
+
+constexpr size_t kShort = 64;
+
+/// A short word: what each symbol and the next make, searched for the lowest rank as often as there is one. Quadratic,
+/// but with the fewest look-ups.
+void merge_short(const MergeTable& merges, std::vector<int32_t>& symbols) {
+  constexpr MergeTable::Merge kNothing = {std::numeric_limits<int32_t>::max(), -1};
+  std::array<MergeTable::Merge, kShort> with_next;
+  size_t pairs = symbols.size() - 1;
+  const auto look_up = [&](size_t i) {
+    const auto* merge = merges.find(symbols[i], symbols[i + 1]);
+    with_next[i] = merge ? *merge : kNothing;
+  };
+  for (size_t i = 0; i < pairs; ++i) look_up(i);
+  while (pairs > 0) {
+    size_t best = 0;
+    for (size_t i = 1; i < pairs; ++i) {
+      if (with_next[i].rank < with_next[best].rank) best = i;
+    }
+    if (with_next[best].result < 0) break;
+    symbols[best] = with_next[best].result;
+    std::copy(symbols.begin() + best + 2, symbols.begin() + pairs + 1, symbols.begin() + best + 1);
+    std::copy(with_next.begin() + best + 1, with_next.begin() + pairs, with_next.begin() + best);
+    --pairs;
+    if (best > 0) look_up(best - 1);
+    if (best < pairs) look_up(best);
+  }
+  symbols.resize(pairs + 1);
+}
 
 }  // namespace
 
@@ -140,6 +236,7 @@ const MergeTable::Merge* MergeTable::find(int32_t left, int32_t right) const {
 void apply_merges(const MergeTable& merges, std::vector<int32_t>& symbols) {
   if (symbols.size() < 2) return;
   FUT_CHECK(symbols.size() < kNone, "a piece of ", symbols.size(), " symbols is too long to tokenize");
+  if (symbols.size() <= kShort) return merge_short(merges, symbols);
   Merging merging(merges, symbols);
   merging.run();
   merging.collect(symbols);
