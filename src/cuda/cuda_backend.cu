@@ -405,7 +405,7 @@ class CudaBackend final : public Backend {
       part.a = static_cast<const uint8_t*>(args.a) + first * a_row_bytes;
       part.out = static_cast<uint8_t*>(args.out) + first * out_row_bytes;
       if (args.row_factor) part.row_factor = args.row_factor + first;
-      if (gemm_packs(part.finish, part.batch)) {
+      if (gemm_packs(part.finish, part.batch, weight.cols)) {
         const PackedRows packed = packed_rows(weight, part);
         pack_rows(part.a, part.batch, static_cast<int>(weight.cols), packed, stream_);
         part.a = packed.a;
@@ -438,7 +438,7 @@ class CudaBackend final : public Backend {
         part.out = static_cast<uint8_t*>(args.out) + first * out_row;
         const float* x = static_cast<const float*>(residual.x) + (row ? 0 : int64_t{first} * width);
         const int64_t* of = row ? row + first : nullptr;
-        if (gemm_packs(part.finish, part.batch)) {
+        if (gemm_packs(part.finish, part.batch, weight.cols)) {
           const PackedRows packed = packed_rows(weight, part);
           normalise_rows(x, of, part.batch, residual.eps, weight, &packed, nullptr, stream_);
           part.a = packed.a;

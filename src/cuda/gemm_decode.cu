@@ -39,7 +39,7 @@ void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream
   args.rows = static_cast<int>(weight.rows);
   args.cols = static_cast<int>(weight.cols);
   const auto launch_for = [&]<class Tile>(Tile) {
-    if (!gemm_packs(args.finish, args.batch)) return launch_gemm_for<Tile>(op, args, stream);
+    if (!gemm_packs(args.finish, args.batch, weight.cols)) return launch_gemm_for<Tile>(op, args, stream);
     FUT_CHECK(!args.normalise, op, ": ", args.batch, " rows must be normalised before");
     launch_wide_for<Tile>(op, args, stream);
   };

@@ -10,8 +10,7 @@
 //            bulk copies, at most `window` of them in flight: more would only queue ahead of the hand-over's own
 //            traffic. It starts before the previous kernel has ended, since weights depend on nothing; everything else
 //            waits (griddepcontrol.wait).
-//              staged  B K fits: the activations are read once, normalised, and kept as B fragments in shared memory.
-//              ring    otherwise: rows of f16 or bf16 activations ride in the ring beside the weights they meet.
+//            The activations are read once, normalised where asked, and kept as B fragments in shared memory.
 //            Which batches: gemm_packs(); the others: gemm_wide.cuh.
 // NUMERICS   Operands are rounded once (f16; bf16 for BF16 weights); accumulators FP32; INT4 scales multiply the
 //            accumulator of a group. k-tiles are dealt to 8 classes, which a balanced tree adds up
@@ -56,31 +55,26 @@ __device__ inline float finish_sum(const GemmArgs& args, float sum, int row_in_t
 
 /// SwiGLU of one row of h.
 __device__ inline void store_swiglu(const GemmArgs& args, float gate, float up, int n, int row) {
-  const float h = gate / (1.0f + expf(-gate)) * up;
+  const float h = swiglu_of(gate, up);
   const int64_t at = int64_t{n} * (args.rows / 2) + row;
   if (args.out_type == Dtype::bf16) {
     static_cast<Bf16*>(args.out)[at] = to_bf16(h);
     return;
   }
-  const float scaled = h / args.out_scale;
+  const float scaled = h * __frcp_rn(args.out_scale);  // a power of two
   static_cast<Half*>(args.out)[at] = to_half_saturated(scaled);
   if (args.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args.saturated, 1ull);
 }
 
 /// Everything about one kernel that the compiler must know.
-template <class Tile_, bool kStaged_>
+template <class Tile_>
 struct GemmShape {
   using Tile = Tile_;
-  static constexpr bool kStaged = kStaged_;
   static constexpr int kChunk = Tile::kChunkTiles / 2, kTilesPerWarp = kChunk / kClasses;  ///< k-tiles
-  static constexpr int kRowPitch = kChunk * 128 + 16;  ///< bytes; 16 more, so that eight rows meet no bank twice
-  static constexpr int kWeightBytes = 2 * kChunk * Tile::kBytes;
+  static constexpr int kStageBytes = 2 * kChunk * Tile::kBytes;
   static constexpr int kReduceFloats = kConsumerWarps * 128;
 
-  FUT_HD static int stage_bytes(int batch) { return kWeightBytes + (kStaged ? 0 : batch * kRowPitch); }
-  FUT_HD static int staged_bytes(int batch, int cols) {
-    return kStaged ? batch * cols * 2 + cols / 64 * Tile::kGroups * 32 : 0;
-  }
+  FUT_HD static int staged_bytes(int batch, int cols) { return batch * cols * 2 + cols / 64 * Tile::kGroups * 32; }
 };
 
 template <class Shape>
@@ -95,12 +89,11 @@ class GemmBlock {
         pairs_(args.finish == Finish::swiglu),
         col_tiles_(args.cols / 64),
         chunks_((col_tiles_ + kChunk - 1) / kChunk),
-        stage_bytes_(Shape::stage_bytes(args.batch)),
         ring_(shared_address(memory)),
         full_(shared_address(full)),
         empty_(shared_address(empty)),
         summed_(shared_address(summed)),
-        fragments_(memory + args.stages * stage_bytes_),
+        fragments_(memory + args.stages * Shape::kStageBytes),
         reduce_(reinterpret_cast<float*>(fragments_ + Shape::staged_bytes(args.batch, args.cols))) {}
 
   __device__ void initialise() {
@@ -115,41 +108,24 @@ class GemmBlock {
     barrier_init_fence();
   }
 
-  /// The producer warp: every chunk of every two row tiles, in the order of consumption.
+  /// One thread of the producer warp: every chunk of every two row tiles, in the order of consumption.
   __device__ void produce() {
-    const int lane = threadIdx.x & 31;
     const int total = (run_.end - run_.first + stride() - 1) / stride() * chunks_,
               ahead = min(min(args_.stages, args_.window), total);
-    if constexpr (Shape::kStaged) {
-      if (lane == 0) {
-        for (int i = 0; i < total; ++i) send_weights(i, ahead);
-      }
-    } else {
-      if (lane == 0) {
-        for (int i = 0; i < ahead; ++i) send_weights(i, ahead);
-      }
-      wait_for_previous_kernel();
-      copy_engine_fence();  // what that kernel wrote, the copy engine reads
-      for (int i = 0; i < ahead; ++i) send_rows(i);
-      for (int i = ahead; i < total; ++i) {
-        if (lane == 0) send_weights(i, ahead);
-        __syncwarp();  // the barrier must expect the bytes before they are sent
-        send_rows(i);
-      }
-    }
+    for (int i = 0; i < total; ++i) send_weights(i, ahead);
   }
 
   __device__ void consume() {
     const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
     wait_for_previous_kernel();
-    if constexpr (Shape::kStaged) stage_activations();
+    stage_activations();
     int slot = 0, turn = 0;
     uint32_t parity = 0;
     for (int at = run_.first; at < run_.end; at += stride(), ++turn) {
       float acc[4] = {};
       for (int chunk = 0; chunk < chunks_; ++chunk) {
         barrier_wait(full_ + 8 * slot, parity);
-        multiply_chunk(acc, ring_ + slot * stage_bytes_, chunk, warp, lane);
+        multiply_chunk(acc, ring_ + slot * Shape::kStageBytes, chunk, warp, lane);
         settle(acc);
         __syncwarp();
         if (lane == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the producer overwriting tiles still being read
@@ -191,27 +167,17 @@ class GemmBlock {
     }
     const int at = run_.first + i / chunks_ * stride(), chunk = i % chunks_;
     const int tiles = min(kChunk, col_tiles_ - chunk * kChunk), rows = real(at, 1) ? 2 : 1;
-    const uint32_t bytes = tiles * Tile::kBytes, row_bytes = Shape::kStaged ? 0 : args_.batch * tiles * 128;
-    barrier_expect(full_ + 8 * slot, rows * bytes + row_bytes);
+    const uint32_t bytes = tiles * Tile::kBytes;
+    barrier_expect(full_ + 8 * slot, rows * bytes);
     for (int r = 0; r < rows; ++r) {
       const int64_t tile = int64_t{row_tile(at, r)} * col_tiles_ + chunk * kChunk;
-      bulk_copy_once(ring_ + slot * stage_bytes_ + r * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes, bytes,
+      bulk_copy_once(ring_ + slot * Shape::kStageBytes + r * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes, bytes,
                      full_ + 8 * slot);
     }
   }
 
-  __device__ void send_rows(int i) {
-    const int n = threadIdx.x & 31;
-    if (n >= args_.batch) return;
-    const int slot = i % args_.stages, chunk = i % chunks_;
-    const int tiles = min(kChunk, col_tiles_ - chunk * kChunk);
-    bulk_copy(ring_ + slot * stage_bytes_ + Shape::kWeightBytes + n * Shape::kRowPitch,
-              static_cast<const uint16_t*>(args_.a) + int64_t{n} * args_.cols + chunk * kChunk * 64, tiles * 128,
-              full_ + 8 * slot);
-  }
-
   /// Reads a (B, K), normalises where asked, and leaves B fragments [k-tile][half][b][t] of 16 bytes, and for INT4 the
-  /// start values -8 * 2^-24 * sum(a) of every group.
+  /// start values [k-tile][group][8 columns].
   __device__ void stage_activations() {
     __shared__ float partial[kConsumerWarps][8], inverse_rms[8];
     const int tid = threadIdx.x, B = args_.batch, K = args_.cols;
@@ -225,9 +191,10 @@ class GemmBlock {
       }
       named_barrier(1, kConsumers);  // closes: inverse_rms read before it is written
     }
-    const int units = K / 8;
-    for (int unit = tid; unit < B * units; unit += kConsumers) {
-      const int n = unit / units, u = unit % units, k = fragment_column(u);
+    float* starts = reinterpret_cast<float*>(fragments_ + B * K * 2);
+    const int units = K / 8, total = B * units, lane = tid & 31;
+    for (int first = tid - lane; first < total; first += kConsumers) {
+      const int unit = min(first + lane, total - 1), n = unit / units, u = unit % units, k = fragment_column(u);
       uint32_t pair[4];
       if (args_.normalise) {
         const float* x = static_cast<const float*>(args_.a) + source_row(n) * K + k;
@@ -240,30 +207,16 @@ class GemmBlock {
         const uint16_t* a = static_cast<const uint16_t*>(args_.a) + int64_t{n} * K + k;
         for (int i = 0; i < 4; ++i) pair[i] = *reinterpret_cast<const uint32_t*>(a + 8 * i);
       }
+      float start = 0.0f;
+      if constexpr (Tile::kGroups > 0) start = Tile::start_value(pair);
+      if (first + lane >= total) break;
       *reinterpret_cast<uint4*>(fragments_ + ((u >> 2) * B + n) * 64 + (u & 3) * 16) =
           make_uint4(pair[0], pair[1], pair[2], pair[3]);
-    }
-    named_barrier(1, kConsumers);  // closes: fragments read before all are there
-    if constexpr (Tile::kGroups > 0) make_starts();
-  }
-
-  /// Start values of all k-tiles, by the very products that the ring's kernels use: a sequence gives the same bits in
-  /// any batch.
-  __device__ void make_starts() {
-    const int lane = threadIdx.x & 31, n = min(lane >> 2, args_.batch - 1), t = lane & 3;
-    float2* starts = reinterpret_cast<float2*>(fragments_ + args_.batch * args_.cols * 2);
-#pragma unroll 4
-    for (int j = threadIdx.x >> 5; j < col_tiles_; j += kConsumerWarps) {
-      uint32_t b[8];
-      load_fragments(b, j, n, t);
-      typename Tile::Start start;
-      Tile::make_start(start, b);
-#pragma unroll
-      for (int i = 0; i < Tile::kGroups; ++i) {
-        if (lane < 4) starts[(j * Tile::kGroups + i) * 4 + t] = start.sum[i];
+      if constexpr (Tile::kGroups > 0) {
+        if (Tile::begins_group(u)) starts[Tile::group_of(u) * 8 + n] = start;
       }
     }
-    named_barrier(1, kConsumers);  // closes: starts read by other warps before they are written
+    named_barrier(1, kConsumers);  // closes: fragments read before all are there
   }
 
   __device__ void load_fragments(uint32_t (&b)[8], int j, int n, int t) const {
@@ -295,27 +248,20 @@ class GemmBlock {
     const uint32_t row = stage + warp / kClasses * kChunk * Tile::kBytes;
     if (tiles == kChunk) {
 #pragma unroll
-      for (int i = 0; i < Shape::kTilesPerWarp; ++i) multiply_tile(acc, stage, row, chunk, first + i * kClasses, lane);
+      for (int i = 0; i < Shape::kTilesPerWarp; ++i) multiply_tile(acc, row, chunk, first + i * kClasses, lane);
     } else {
-      for (int i = first; i < tiles; i += kClasses) multiply_tile(acc, stage, row, chunk, i, lane);
+      for (int i = first; i < tiles; i += kClasses) multiply_tile(acc, row, chunk, i, lane);
     }
   }
 
-  __device__ void multiply_tile(float (&acc)[4], uint32_t stage, uint32_t row, int chunk, int tile, int lane) {
+  __device__ void multiply_tile(float (&acc)[4], uint32_t row, int chunk, int tile, int lane) {
     const int t = lane & 3, n = min(lane >> 2, args_.batch - 1);  // columns beyond the batch are never stored
+    const int j = chunk * kChunk + tile;
     const typename Tile::Words words = Tile::load(row + tile * Tile::kBytes, lane);
     uint32_t b[8];
+    load_fragments(b, j, n, t);
     typename Tile::Start start;
-    if constexpr (Shape::kStaged) {
-      const int j = chunk * kChunk + tile;
-      load_fragments(b, j, n, t);
-      Tile::load_start(start, shared_address(fragments_) + args_.batch * args_.cols * 2 + j * Tile::kGroups * 32, t);
-    } else {
-      const uint32_t at = stage + Shape::kWeightBytes + n * Shape::kRowPitch + tile * 128 + t * 4;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) b[i] = load_shared_4(at + 16 * i);
-      Tile::make_start(start, b);
-    }
+    Tile::load_start(start, shared_address(fragments_) + args_.batch * args_.cols * 2 + j * Tile::kGroups * 32, t);
     Tile::multiply(acc, words, b, start);
   }
 
@@ -357,7 +303,7 @@ class GemmBlock {
   const GemmArgs& args_;
   const GemmRun run_;
   const bool pairs_;
-  int col_tiles_, chunks_, stage_bytes_;
+  int col_tiles_, chunks_;
   uint32_t ring_, full_, empty_, summed_;  ///< summed_: pairs of full and empty, one a buffer of sums
   uint8_t* fragments_;
   float* reduce_;
@@ -374,7 +320,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) gemm_decode_kernel(const __g
   if (threadIdx.x < kConsumers) {
     block.consume();
   } else if (threadIdx.x < kConsumers + 32) {
-    block.produce();
+    if (threadIdx.x == kConsumers) block.produce();
   } else {
     block.finish();
   }
@@ -386,7 +332,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) gemm_decode_kernel(const __g
 template <class Shape>
 void launch_gemm(const char* op, GemmArgs args, cudaStream_t stream) {
   constexpr int kWholeSm = 232448 - 1024, kInFlight = 48 * 1024;
-  const int stage = Shape::stage_bytes(args.batch), sums = Shape::kReduceFloats * 4;
+  constexpr int stage = Shape::kStageBytes, sums = Shape::kReduceFloats * 4;
   const int room = kWholeSm - Shape::staged_bytes(args.batch, args.cols);
   args.sums = (room - 2 * sums) / stage >= 3 ? 2 : 1;
   const int stages = (room - args.sums * sums) / stage;
@@ -399,14 +345,9 @@ void launch_gemm(const char* op, GemmArgs args, cudaStream_t stream) {
          kWholeSm - room + args.sums * sums + args.stages * stage, stream, args);
 }
 
-/// The largest staged activations, in bytes: with them the ring still holds four chunks of weights.
-inline constexpr int kStagedBytes = 64 * 1024;
-
 template <class Tile>
 void launch_gemm_for(const char* op, const GemmArgs& args, cudaStream_t stream) {
-  if (args.batch * args.cols * 2 <= kStagedBytes) return launch_gemm<GemmShape<Tile, true>>(op, args, stream);
-  FUT_CHECK(!args.normalise, op, ": ", args.batch, " rows of ", args.cols, " must be normalised before");
-  launch_gemm<GemmShape<Tile, false>>(op, args, stream);
+  launch_gemm<GemmShape<Tile>>(op, args, stream);
 }
 
 }  // namespace fut::cuda

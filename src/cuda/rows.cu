@@ -100,7 +100,7 @@ __global__ void widen_operand_kernel(const __grid_constant__ Operand a, int cols
 __device__ float operand_value(const float* y, bool swiglu, int64_t t, int cols, int i) {
   if (!swiglu) return y[t * cols + i];
   const float g = y[t * 2 * cols + i], u = y[t * 2 * cols + cols + i];
-  return g / (1.0f + expf(-g)) * u;
+  return swiglu_of(g, u);
 }
 
 __global__ void store_operand_kernel(const __grid_constant__ Operand a, const float* y, bool swiglu, int cols) {
@@ -156,32 +156,13 @@ __device__ int64_t packed_place(int rows, int cols, int n, int k) {
   return int64_t{first} * rows + int64_t{n} * width + unit * 8 + k % 8;
 }
 
-/// Start values of four k-tiles whose 32 units a warp holds, a unit a lane as four pairs of f16: each column of one
-/// product takes a k-tile, and the order of the sum is that of Int4Tile::make_start().
-__device__ void store_starts(const uint32_t (&pair)[4], int first_tile, int tiles, const PackedRows& to, int rows,
-                             int n) {
-  const int lane = threadIdx.x & 31, from = (lane >> 2 & 3) * 8 + (lane & 3);
-  uint32_t b[8];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    b[i] = __shfl_sync(~0u, pair[i], from);
-    b[i + 4] = __shfl_sync(~0u, pair[i], from + 4);
-  }
-  const auto store = [&](const float2& sum, int group) {
-    const int tile = first_tile + 2 * lane;  // lanes 0 and 1 hold row 0 of columns 0, 1 and 2, 3
-    float* at = to.starts + (int64_t{tile} * to.groups + group) * padded_rows(rows) + n;
-    if (lane < 2 && tile < tiles) at[0] = sum.x;
-    if (lane < 2 && tile + 1 < tiles) at[to.groups * padded_rows(rows)] = sum.y;
+/// The start value that belongs to unit u of row n, from all lanes of a warp; u may be beyond the row.
+__device__ void store_start(const uint32_t (&pair)[4], int u, int units, const PackedRows& to, int rows, int n) {
+  const auto store = [&]<class Tile>(Tile) {
+    const float start = Tile::start_value(pair);
+    if (u < units && Tile::begins_group(u)) to.starts[int64_t{Tile::group_of(u)} * padded_rows(rows) + n] = start;
   };
-  if (to.groups == 1) {
-    Int4Tile<1>::Start start;
-    Int4Tile<1>::make_start(start, b);
-    store(start.sum[0], 0);
-  } else {
-    Int4Tile<2>::Start start;
-    Int4Tile<2>::make_start(start, b);
-    store(start.sum[0], 0), store(start.sum[1], 1);
-  }
+  to.groups == 1 ? store(Int4Tile<1>{}) : store(Int4Tile<2>{});
 }
 
 /// A row stays in registers between its norm and its rounding, where it is not too wide for that. packed.a is null for
@@ -207,7 +188,7 @@ __global__ void __launch_bounds__(kRowThreads)
         (packed.a ? static_cast<uint32_t*>(packed.a)
                   : out)[(packed.a ? packed_place(rows, width, n, k) : int64_t{n} * width + k) / 2] = pair[i];
     }
-    if (packed.a && packed.groups > 0) store_starts(pair, (u & ~31) / 8, width / 64, packed, rows, n);
+    if (packed.a && packed.groups > 0) store_start(pair, u, units, packed, rows, n);
   };
   float2 kept[kKept][4];
   float sum = 0.0f;
@@ -252,7 +233,7 @@ __global__ void pack_rows_kernel(const uint32_t* a, int cols, const __grid_const
     pair[i] = a[(int64_t{n} * cols + k) / 2];
     static_cast<uint32_t*>(packed.a)[packed_place(rows, cols, n, k) / 2] = pair[i];
   }
-  if (packed.groups > 0) store_starts(pair, (u & ~31) / 8, cols / 64, packed, rows, n);
+  if (packed.groups > 0) store_start(pair, u, cols / 8, packed, rows, n);
 }
 
 }  // namespace

@@ -84,11 +84,11 @@ std::string plan_step(StepPlan& plan) {
 void step_words(const StepPlan& plan, size_t (&words)[kStages]) {
   const StepArgs& a = plan.args;
   const size_t B = a.batch, E = plan.head_dim, H = a.heads;
-  words[static_cast<int>(Stage::x_in)] = words[static_cast<int>(Stage::x_mid)] = B * a.width;
+  words[static_cast<int>(Stage::x_in)] = words[static_cast<int>(Stage::x_mid)] = B * row_words(a.width, 8);
   words[static_cast<int>(Stage::y)] = B * (H + 2 * a.kv_heads) * E;
   words[static_cast<int>(Stage::partial)] = B * H * a.splits * (E + 2);
-  words[static_cast<int>(Stage::a)] = B * H * E / 2;
-  words[static_cast<int>(Stage::h)] = B * a.feed_forward / 2;
+  words[static_cast<int>(Stage::a)] = B * row_words(static_cast<int>(H * E), 4);
+  words[static_cast<int>(Stage::h)] = B * row_words(a.feed_forward, 4);
 }
 
 void decode_step(const StepPlan& plan, cudaStream_t stream) {

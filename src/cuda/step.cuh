@@ -147,7 +147,7 @@ bool fit_step(StepArgs& args) {
       const int most = (64 * 1024 / (args.batch * 128)) / Types::kChunk * Types::kChunk;
       s.piece = s.col_tiles <= most || most == 0 ? s.col_tiles : most;
     }
-    const int bytes = args.batch * s.piece * 128 + (whole ? s.col_tiles * Types::Tile::kGroups * 32 : 0);
+    const int bytes = s.piece * (args.batch * 128 + Types::Tile::kGroups * Types::kStartBytes);
     staged = bytes > staged ? bytes : staged;
   }
   args.staged_bytes = (staged + 127) / 128 * 128;

@@ -53,6 +53,9 @@ struct StepTrace {
   uint32_t end = 0;       ///< until it was through
 };
 
+/// Words of a row of activations that is handed over: `each` a unit of 8 columns, units padded to whole warps.
+FUT_HD int row_words(int cols, int each) { return (cols / 8 + 31) / 32 * 32 * each; }
+
 struct StepArgs {
   StepShape shape[kProducts];
   StepMatrix head;
@@ -71,12 +74,12 @@ struct StepArgs {
   int64_t table_width = 0;
   int splits = 1;
   // Handed over; all (words), the first index the sequence.
-  uint2* x_in = nullptr;         // (B, D) f32, units of fragment_column()
-  uint2* x_mid = nullptr;        // (B, D)
+  uint2* x_in = nullptr;         // (B, row_words(D, 8)) f32, units of fragment_column()
+  uint2* x_mid = nullptr;        // the same
   uint2* y = nullptr;            // (B, H E + 2 J E) f32
   uint2* partial = nullptr;      // (B, J, splits, group, E + 2) f32
-  uint2* a = nullptr;            // (B, H E / 2) pairs of f16, units
-  uint2* h = nullptr;            // (B, F / 2)
+  uint2* a = nullptr;            // (B, row_words(H E, 4)) pairs of f16, units
+  uint2* h = nullptr;            // (B, row_words(F, 4))
   float* x = nullptr;            // (B, D) the residual; an element belongs to one thread
   float* logits = nullptr;       // (B, V)
   uint32_t* tag_base = nullptr;  ///< raised by the step

@@ -149,6 +149,8 @@ class StepAttend {
 
   __device__ void attend(const StepUnit<Types>& unit) {
     const float key_factor = layer_.key_factor[unit.head], value_factor = layer_.value_factor[unit.head];
+    c_.wait_drained();  // as in StepMultiply::run(); and merge_warps() overwrites the finishing warps' sums
+    let_words_travel();
     finish_heads(unit);
     sync();  // closes: queries and new rows read before they are written; activations, and values of the last merge,
              // overwritten by sums while they are read
@@ -278,7 +280,6 @@ class StepAttend {
   /// The warps' sums into one, published; a row's only piece is published as a.
   __device__ void merge_warps(AttentionWarp<Shape>& core, const StepUnit<Types>& unit) const {
     float* ends = merge() + kAttentionWarps * 8 * E;
-    c_.wait_drained();  // merge() covers the finishing warps' sums too
     core.publish(c_.warp, merge(), ends);
     sync();  // closes: sums read before all warps have written theirs
     uint2* to = unit.partial(args_, unit.split);
@@ -299,7 +300,8 @@ class StepAttend {
 
   /// Channels c and c + 1, c even.
   __device__ void publish_output(const StepUnit<Types>& unit, int h, int c, float x, float y) const {
-    const float first = x / layer_.attention_scale, second = y / layer_.attention_scale;
+    const float guard = __frcp_rn(layer_.attention_scale);  // a power of two
+    const float first = x * guard, second = y * guard;
     uint32_t pair;
     if constexpr (Types::Tile::kHalfOperand) {
       pair = to_half_saturated(first).bits | uint32_t{to_half_saturated(second).bits} << 16;
@@ -309,8 +311,9 @@ class StepAttend {
       pair = bf16_pair(x, y);
     }
     const int column = (unit.head * group_ + h) * E + c;
-    publish(args_.a + int64_t{unit.b} * (args_.heads * E / 2) + unit_of(column) * 4 + place_in_unit(column) / 2, pair,
-            step_tag(c_.base(), index_, Stage::a));
+    publish(args_.a + int64_t{unit.b} * row_words(args_.heads * E, 4) +
+                word_at<4>(unit_of(column), place_in_unit(column) / 2),
+            pair, step_tag(c_.base(), index_, Stage::a));
   }
 
   /// This unit's share of the merged channels: 32 at a time, gathered by all warps, added up by one.

@@ -25,6 +25,7 @@ struct StepTypes {
   using Attention = Attention_;
   static constexpr int kMostRows = kRows > 0 ? kRows : kStepMaxBatch;
   __device__ static int rows(const StepArgs& args) { return kRows > 0 ? kRows : args.batch; }
+  static constexpr int kStartBytes = kMostRows == 1 ? 4 : 32;  ///< of a group's start values
   static constexpr int E = Attention::E;
   /// k-tiles of a chunk, a multiple of kClasses.
   static constexpr int kChunk = Tile::kChunkTiles / kStepRowTiles;
@@ -93,5 +94,12 @@ __device__ inline uint32_t step_tag(uint32_t base, int layer, Stage stage) {
 /// Unit (8 columns) of a column, and its place there.
 __device__ inline int unit_of(int k) { return (k >> 5) * 4 + (k >> 1 & 3); }
 __device__ inline int place_in_unit(int k) { return (k >> 3 & 3) * 2 + (k & 1); }
+
+/// Where word w of unit u lies in a row of units of kWords words: two words of 32 units side by side, so that what a
+/// warp loads at once is whole sectors of memory, each loaded once (row_words() of them: step.h).
+template <int kWords>
+__device__ inline int word_at(int u, int w) {
+  return ((u >> 5) * (kWords / 2) + (w >> 1)) * 64 + (u & 31) * 2 + (w & 1);
+}
 
 }  // namespace fut::cuda

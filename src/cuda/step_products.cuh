@@ -111,9 +111,9 @@ struct StepConsumer {
   __device__ int thread() const { return warp * 32 + lane; }
   __device__ int rows() const { return Types::rows(args); }
   __device__ void wait_slot() {
-    const uint32_t from = now();
+    const uint32_t from = args.trace ? now() : 0;  // the clock is slow to read
     barrier_wait(full + 8 * cursor.slot, cursor.parity);
-    starved += now() - from;
+    if (args.trace) starved += now() - from;
   }
   __device__ uint32_t slot_data() const { return ring + cursor.slot * Types::kSlotBytes; }
   /// All sums that were pushed have been read.
@@ -138,13 +138,15 @@ class StepMultiply {
 
   __device__ StepMultiply(StepConsumer<Types>& c, const StepShape& shape) : c_(c), p_(shape) {
     fragments_ = shared_address(c.memory.activations());
-    starts_ = fragments_ + c.args.batch * p_.cols * 2;
+    starts_ = fragments_ + c.args.batch * p_.piece * 128;
   }
 
   /// words: x (B, D) to be normalised, all of K at once; or a (B, K / 2) as it is, piece by piece where shared memory
   /// does not hold all of K.
   __device__ void run(const uint2* words, uint32_t tag, bool normalise, bool swiglu, const float* input_scale) {
     const StepLot lot(p_, swiglu);
+    c_.wait_drained();  // this block's own words come first: polling is in the way of those who make them
+    let_words_travel();
     for (int at = lot.first; at < lot.end; at += lot.stride()) {
       float acc[kStepRowTiles][4] = {};
       for (int first = 0; first < p_.col_tiles; first += p_.piece) {
@@ -155,28 +157,31 @@ class StepMultiply {
           } else if (tiles * 8 * c_.rows() <= 2 * kStepConsumers) {
             stage_rounded<2>(words, tag, first, tiles);
           } else {
-            stage_rounded<8>(words, tag, first, tiles);
+            stage_rounded<Types::kMostRows == 1 ? 8 : 4>(words, tag, first, tiles);
           }
           if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
           named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments read before all are there
           if (c_.traced()) c_.trace().ready = c_.now() - c_.trace().begin;
         }
-        if (normalise && at > lot.first) {
-          chunks<true>(acc, tiles, false);
-        } else {
-          chunks<false>(acc, tiles, normalise);
-        }
+        chunks(acc, tiles);
       }
       push(acc);
     }
   }
 
  private:
-  __device__ void store_fragment(int unit, int n, const uint32_t (&pair)[4]) const {
+  /// All lanes of a warp, eight in a row the units of a k-tile; stored where `real`.
+  __device__ void store_fragment(int unit, int n, bool real, const uint32_t (&pair)[4]) const {
+    float start = 0.0f;
+    if constexpr (Tile::kGroups > 0) start = Tile::start_value(pair);
+    if (!real) return;
     store_shared_16(fragments_ + ((unit >> 2) * c_.rows() + n) * 64 + (unit & 3) * 16, pair);
+    if constexpr (Tile::kGroups > 0) {
+      if (Tile::begins_group(unit)) store_shared_4(starts_ + Tile::group_of(unit) * Types::kStartBytes + n * 4, bits_of(start));
+    }
   }
 
-  /// kAtOnce units a thread are under way together: no more than there are, since what is read twice is in the way.
+  /// kAtOnce units a thread are under way together.
   template <int kAtOnce>
   __device__ void stage_rounded(const uint2* a, uint32_t tag, int first, int tiles) const {
     const int units = tiles * 8, B = c_.rows(), total = units * B;
@@ -184,18 +189,22 @@ class StepMultiply {
     for (int begin = 0; begin < total; begin += kAtOnce * kStepConsumers) {
       const int at = begin + c_.thread();
       uint4 words[2 * kAtOnce];
-      const auto place = [&](int i) { return min(at + i * kStepConsumers, total - 1); };
-      gather(words, tag, c_.watch, c_.args.fault, [&](int i) {
-        const int unit = place(i / 2), n = B == 1 ? 0 : unit / units, u = first * 8 + unit - n * units;
-        return a + int64_t{n} * (p_.cols / 2) + u * 4 + i % 2 * 2;
-      });
+      const auto real = [&](int i) { return at + i * kStepConsumers < total; };
+      const auto row = [&](int i) { return B == 1 ? 0 : (at + i * kStepConsumers) / units; };
+      const uint2* mine = a + word_at<4>(first * 8 + at, 0);  // B = 1: the others of a thread are whole warps away
+      gather(
+          words, tag, c_.watch, c_.args.fault,
+          [&](int i) {
+            if (B == 1) return mine + word_at<4>(i / 2 * kStepConsumers, i % 2 * 2);
+            const int n = row(i / 2), u = first * 8 + at + i / 2 * kStepConsumers - n * units;
+            return a + int64_t{n} * row_words(p_.cols, 4) + word_at<4>(u, i % 2 * 2);
+          },
+          [&](int i) { return real(i / 2); });
       if (begin == 0) named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments overwritten while read
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (at + i * kStepConsumers >= total) break;
         const uint32_t pair[4] = {words[2 * i].x, words[2 * i].z, words[2 * i + 1].x, words[2 * i + 1].z};
-        const int unit = place(i), n = B == 1 ? 0 : unit / units;
-        store_fragment(unit - n * units, n, pair);
+        store_fragment(at + i * kStepConsumers - row(i) * units, row(i), real(i), pair);
       }
     }
   }
@@ -211,8 +220,11 @@ class StepMultiply {
 #pragma unroll
       for (int i = 0; i < kKept; ++i) load_scale(scale[i], input_scale, min(tid + i * kStepConsumers, units - 1));
       uint4 words[4 * kKept];
-      gather(words, tag, c_.watch, c_.args.fault,
-             [&](int i) { return x + min(tid + i / 4 * kStepConsumers, units - 1) * 8 + i % 4 * 2; });
+      const uint2* mine = x + word_at<8>(tid, 0);
+      gather(
+          words, tag, c_.watch, c_.args.fault,
+          [&](int i) { return mine + word_at<8>(i / 4 * kStepConsumers, i % 4 * 2); },
+          [&](int i) { return tid + i / 4 * kStepConsumers < units; });
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         if (tid + i * kStepConsumers < units) add_unit(sum[i & 1], words + 4 * i);
@@ -220,7 +232,7 @@ class StepMultiply {
       const float inverse = inverse_rms(sum, 0);  // its barrier closes: fragments overwritten while read
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        if (tid + i * kStepConsumers < units) store_unit(tid + i * kStepConsumers, 0, words + 4 * i, inverse, scale[i]);
+        store_unit(tid + i * kStepConsumers, 0, words + 4 * i, inverse, scale[i]);
       }
       return;
     }
@@ -236,10 +248,11 @@ class StepMultiply {
         add_unit(sum[1], words);
       }
       const float inverse = inverse_rms(sum, n);
-      for (int u = tid; u < units; u += kStepConsumers) {
+      for (int first = tid - c_.lane; first < units; first += kStepConsumers) {
+        const int u = first + c_.lane, there = min(u, units - 1);
         float2 scale[4];
-        load_scale(scale, input_scale, u);
-        read_unit(words, x, n, u, tag);
+        load_scale(scale, input_scale, there);
+        read_unit(words, x, n, there, tag);
         store_unit(u, n, words, inverse, scale);
       }
     }
@@ -262,7 +275,8 @@ class StepMultiply {
   }
 
   __device__ void read_unit(uint4 (&words)[4], const uint2* x, int n, int u, uint32_t tag) const {
-    gather(words, tag, c_.watch, c_.args.fault, [&](int i) { return x + int64_t{n} * p_.cols + u * 8 + i * 2; });
+    gather(words, tag, c_.watch, c_.args.fault,
+           [&](int i) { return x + int64_t{n} * row_words(p_.cols, 8) + word_at<8>(u, i * 2); });
   }
   __device__ static void add_unit(float& sum, const uint4* words) {
 #pragma unroll
@@ -279,7 +293,7 @@ class StepMultiply {
       pair[i] =
           Tile::round_pair(float_of(words[i].x) * inverse * scale[i].x, float_of(words[i].z) * inverse * scale[i].y);
     }
-    store_fragment(u, n, pair);
+    store_fragment(u, n, u < p_.cols / 8, pair);
   }
 
   /// This lane's fragments of k-tile j.
@@ -293,10 +307,8 @@ class StepMultiply {
     b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
   }
 
-  /// `tiles` k-tiles of what is taken, chunk by chunk. Start values were kept, or are made, and kept where `keep` says
-  /// so: a warp meets the same k-tiles again with the next rows.
-  template <bool kKept>
-  __device__ void chunks(float (&acc)[kStepRowTiles][4], int tiles, bool keep) {
+  /// `tiles` k-tiles of what is taken, chunk by chunk.
+  __device__ void chunks(float (&acc)[kStepRowTiles][4], int tiles) {
     constexpr int kChunk = Types::kChunk, T = kChunk / kStepWarps;
     for (int at = 0; at < tiles; at += kChunk) {
       c_.wait_slot();
@@ -305,12 +317,10 @@ class StepMultiply {
         const uint32_t pitch = kStepWarps * 128 * c_.rows();
         uint32_t fragments = fragment_address(at + c_.warp);
 #pragma unroll
-        for (int i = 0; i < T; ++i, fragments += pitch)
-          tile<kKept>(acc, stage, at, c_.warp + i * kStepWarps, fragments, keep);
+        for (int i = 0; i < T; ++i, fragments += pitch) tile(acc, stage, at, c_.warp + i * kStepWarps, fragments);
       } else {
 #pragma unroll 1
-        for (int t = c_.warp; at + t < tiles; t += kStepWarps)
-          tile<kKept>(acc, stage, at, t, fragment_address(at + t), keep);
+        for (int t = c_.warp; at + t < tiles; t += kStepWarps) tile(acc, stage, at, t, fragment_address(at + t));
       }
 #pragma unroll
       for (int r = 0; r < kStepRowTiles; ++r) settle(acc[r]);
@@ -318,9 +328,7 @@ class StepMultiply {
     }
   }
 
-  template <bool kKept>
-  __device__ void tile(float (&acc)[kStepRowTiles][4], uint32_t stage, int at, int t, uint32_t fragments,
-                       bool keep) const {
+  __device__ void tile(float (&acc)[kStepRowTiles][4], uint32_t stage, int at, int t, uint32_t fragments) const {
     constexpr int kChunk = Types::kChunk, R = kStepRowTiles;
     typename Tile::Words words[R];
 #pragma unroll
@@ -328,18 +336,8 @@ class StepMultiply {
     uint32_t b[8];
     load_fragments(b, fragments);
     typename Tile::Start start;
-    const uint32_t kept = starts_ + (at + t) * Tile::kGroups * 32;
-    if constexpr (kKept) {
-      Tile::load_start(start, kept, c_.lane & 3);
-    } else {
-      Tile::make_start(start, b);
-      if constexpr (Tile::kGroups > 0) {
-        if (keep && c_.lane < 4) {
-#pragma unroll
-          for (int i = 0; i < Tile::kGroups; ++i) store_shared_f2(kept + (i * 4 + c_.lane) * 8, start.sum[i]);
-        }
-      }
-    }
+    const uint32_t starts = starts_ + (at + t) * Tile::kGroups * Types::kStartBytes;
+    Types::kMostRows == 1 ? Tile::load_lone_start(start, starts) : Tile::load_start(start, starts, c_.lane & 3);
 #pragma unroll
     for (int r = 0; r < R; ++r) Tile::multiply(acc[r], words[r], b, start);
   }
@@ -453,12 +451,13 @@ class StepFinish {
   }
 
   __device__ void publish_residual(uint2* to, int n, int row, float x, uint32_t tag) const {
-    publish(to + int64_t{n} * args_.width + unit_of(row) * 8 + place_in_unit(row), bits_of(x), tag);
+    publish(to + int64_t{n} * row_words(args_.width, 8) + word_at<8>(unit_of(row), place_in_unit(row)), bits_of(x),
+            tag);
   }
 
   __device__ void swiglu(float gate, float up, float scale, int n, int row, bool valid, int width, uint2* to,
                          uint32_t tag) const {
-    const float h = gate / (1.0f + expf(-gate)) * up, scaled = h / scale;
+    const float h = swiglu_of(gate, up), scaled = h * __frcp_rn(scale);
     uint32_t bits;
     if constexpr (Tile::kHalfOperand) {
       bits = to_half_saturated(scaled).bits;
@@ -468,7 +467,8 @@ class StepFinish {
     }
     const uint32_t next = __shfl_down_sync(~0u, bits, 1);
     if (valid && row % 2 == 0)
-      publish(to + int64_t{n} * (width / 2) + unit_of(row) * 4 + place_in_unit(row) / 2, bits | next << 16, tag);
+      publish(to + int64_t{n} * row_words(width, 4) + word_at<4>(unit_of(row), place_in_unit(row) / 2),
+              bits | next << 16, tag);
   }
 
   const StepArgs& args_;

@@ -60,6 +60,9 @@ __device__ inline float inverse_rms_of(float sum_of_squares, int K, float eps) {
   return __frsqrt_rn(fmaf(sum_of_squares, __frcp_rn(static_cast<float>(K)), eps));
 }
 
+/// silu(gate) * up, by the special function unit: a few ulp, and no subroutine. All kernels round h alike.
+__device__ inline float swiglu_of(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+
 /// Two codes a mask, as FP16 subnormals: registers a0 .. a3 of the word's k-step.
 __device__ inline void unpack_int4(uint32_t (&a)[4], uint32_t word) {
   const uint32_t upper = word >> 8;
@@ -89,7 +92,7 @@ struct Int4Tile {
     uint32_t code[4], scale[kGroups];
   };
   struct Start {
-    float2 sum[kGroups];  // -8 * 2^-24 * sum(a) of columns 2t and 2t + 1
+    float2 sum[kGroups];  // start_value() of columns 2t and 2t + 1
   };
 
   __device__ static uint32_t round_pair(float x, float y) { return half_pair(x, y); }
@@ -109,23 +112,35 @@ struct Int4Tile {
     for (int i = 0; i < kGroups; ++i) start.sum[i] = load_shared_f2(sums + i * 32 + t * 8);
   }
 
+  /// Of a k-tile's starts (groups), the only row's, for all columns.
+  __device__ static void load_lone_start(Start& start, uint32_t sums) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) start.sum[i].x = start.sum[i].y = float_of(load_shared_4(sums + i * 4));
+  }
+
   /// Of a k-tile's starts (groups, rows), those of columns n and n + 1.
   __device__ static void load_column_start(Start& start, uint32_t starts, int rows, int n) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) start.sum[i] = load_shared_f2(starts + (i * rows + n) * 4);
   }
 
-  __device__ static void make_start(Start& start, const uint32_t (&b)[8]) {
-    const uint32_t minus_eight[4] = {0x80088008u, 0x80088008u, 0x80088008u, 0x80088008u};
+  /// Of this lane's group, whose units (fragment_column()) 8 / kGroups lanes in a row hold as pairs of FP16. All lanes of
+  /// a warp; every kernel that makes an operand makes its start values with this, so that they are the same bits.
+  __device__ static float start_value(const uint32_t (&pair)[4]) {
+    float sums[4];
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      float d[4] = {};
-#pragma unroll
-      for (int s = i * 4 / kGroups; s < (i + 1) * 4 / kGroups; ++s)
-        mma(Operand{}, d, minus_eight, b[2 * s], b[2 * s + 1]);
-      start.sum[i] = make_float2(d[0], d[1]);
+    for (int i = 0; i < 4; ++i) {
+      const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&pair[i]));
+      sums[i] = v.x + v.y;
     }
+    float sum = add_classes(sums);
+#pragma unroll
+    for (int step = 1; step < 8 / kGroups; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    return sum * (-8.0f / 16777216.0f);
   }
+  /// Unit u of a row is its group's first.
+  __device__ static bool begins_group(int u) { return u % (8 / kGroups) == 0; }
+  __device__ static int group_of(int u) { return u / (8 / kGroups); }
 
   __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start& start) {
 #pragma unroll
@@ -162,8 +177,8 @@ struct E4m3Tile {
     return {{load_shared_16(tile + lane * 16), load_shared_16(tile + 512 + lane * 16)}};
   }
   __device__ static void load_start(Start&, uint32_t, int) {}
+  __device__ static void load_lone_start(Start&, uint32_t) {}
   __device__ static void load_column_start(Start&, uint32_t, int, int) {}
-  __device__ static void make_start(Start&, const uint32_t (&)[8]) {}
 
   __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start&) {
 #pragma unroll
@@ -195,8 +210,8 @@ struct Bf16Tile {
     return w;
   }
   __device__ static void load_start(Start&, uint32_t, int) {}
+  __device__ static void load_lone_start(Start&, uint32_t) {}
   __device__ static void load_column_start(Start&, uint32_t, int, int) {}
-  __device__ static void make_start(Start&, const uint32_t (&)[8]) {}
 
   __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start&) {
 #pragma unroll
