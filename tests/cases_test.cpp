@@ -88,7 +88,7 @@ std::string f16_bytes(const Floats& values) {
 
 // ---- files ----------------------------------------------------------------------------------------------------------
 
-TEST(Cases, FilesWithoutTensorsAreReadAndThenLackThem) {
+TEST(Cases, FilesWithoutTensorsAreReadAndThenLackThem_B06) {
   for (const char* header : {"{}", R"({"__metadata__":{"format":"pt"}})"}) {
     const TempFolder folder;
     replace_weights(folder, test::safetensors_bytes(header, ""));
@@ -96,7 +96,7 @@ TEST(Cases, FilesWithoutTensorsAreReadAndThenLackThem) {
   }
 }
 
-TEST(Cases, ExtraTensorsAreNamedAndDoNoHarm) {
+TEST(Cases, ExtraTensorsAreNamedAndDoNoHarm_B06) {
   const Tensors source;
   SafetensorsBuilder extended;
   for (const TensorInfo& info : source.checkpoint->tensors()) {
@@ -116,7 +116,7 @@ TEST(Cases, ExtraTensorsAreNamedAndDoNoHarm) {
   EXPECT_TRUE(Engine::load(source.folder.path(), f32())->info().unused_tensors.empty());
 }
 
-TEST(Cases, HeaderWithSpacesAtItsEnd) {
+TEST(Cases, HeaderWithSpacesAtItsEnd_B06) {
   const TempFolder folder;
   write_fixture(folder);
   std::string bytes = test::read_file(folder.file("model.safetensors"));
@@ -127,7 +127,7 @@ TEST(Cases, HeaderWithSpacesAtItsEnd) {
   EXPECT_NEAR(hello_nll(*Engine::load(folder.path(), f32())), kBaseNll, 1e-4);
 }
 
-TEST(Cases, ShardsOfUnusualNamesAndOneThatIsMissing) {
+TEST(Cases, ShardsOfUnusualNamesAndOneThatIsMissing_B07) {
   const Tensors source;
   const auto tensors = source.checkpoint->tensors();
   const TempFolder folder;
@@ -152,7 +152,7 @@ TEST(Cases, ShardsOfUnusualNamesAndOneThatIsMissing) {
 
 /// Norms in F32, projections in BF16, embedding and head in F16: what is stored counts, whatever the configuration
 /// says.
-TEST(Cases, MixedTypesInOneFile) {
+TEST(Cases, MixedTypesInOneFile_B10) {
   const Tensors source;
   SafetensorsBuilder mixed;
   for (const TensorInfo& info : source.checkpoint->tensors()) {
@@ -174,7 +174,7 @@ TEST(Cases, MixedTypesInOneFile) {
   EXPECT_NEAR(hello_nll(*Engine::load(folder.path(), f32())), kBaseNll, 0.02);
 }
 
-TEST(Cases, OneProjectionInFp8OrInIntegers) {
+TEST(Cases, OneProjectionInFp8OrInIntegers_B10) {
   const Tensors source;
   const std::string name = "model.layers.0.mlp.up_proj.weight";
   const auto with = [&](const char* type, const std::string& bytes, const std::string& scale_name) {
@@ -355,7 +355,7 @@ std::string gguf_of(const Checkpoint& hf) {
   return gguf.bytes();
 }
 
-TEST(Cases, GgufReproducesTheFolder) {
+TEST(Cases, GgufReproducesTheFolder_A07) {
   const Tensors source;
   const TempFolder folder;
   const auto engine = Engine::load(folder.write("model.gguf", gguf_of(*source.checkpoint)), f32());
@@ -368,7 +368,7 @@ TEST(Cases, GgufReproducesTheFolder) {
 // ---- text -----------------------------------------------------------------------------------------------------------
 
 /// Six bytes of which one pair is a character: M, U+069B, a byte that is none, U+0004, O.
-TEST(Cases, StreamedTextIsTheWholeTextAndHoldsNothingBack) {
+TEST(Cases, StreamedTextIsTheWholeTextAndHoldsNothingBack_C07) {
   const TempFolder folder;
   write_fixture(folder);
   const auto engine = Engine::load(folder.path(), f32());
@@ -386,7 +386,7 @@ TEST(Cases, StreamedTextIsTheWholeTextAndHoldsNothingBack) {
   EXPECT_EQ(pieces, (std::vector<std::string>{"M", "\u069b", "\ufffd", "\u0004", "O"}));
 }
 
-TEST(Cases, IdsAreUsedAsGiven) {
+TEST(Cases, IdsAreUsedAsGiven_C10_G05) {
   const TempFolder folder;
   write_fixture(folder);
   const auto engine = Engine::load(folder.path(), f32());
@@ -405,7 +405,7 @@ TEST(Cases, IdsAreUsedAsGiven) {
 }
 
 /// A row of a batch is sampled as if it were alone, whatever the filters of its neighbours.
-TEST(Cases, MixedSamplingInOneBatch) {
+TEST(Cases, MixedSamplingInOneBatch_G02) {
   const TempFolder folder;
   write_fixture(folder);
   EngineOptions options = f32();
@@ -437,7 +437,7 @@ Result perplexity(const TempFolder& folder, const std::string& text, std::vector
   return test::fut(arguments);
 }
 
-TEST(Cases, PerplexityWithAndWithoutBos) {
+TEST(Cases, PerplexityWithAndWithoutBos_I02) {
   const TempFolder folder;
   write_fixture(folder);
   const auto run = [&](std::vector<std::string> flags) {
@@ -460,7 +460,7 @@ TEST(Cases, PerplexityWithAndWithoutBos) {
   EXPECT_EQ(by_tokenizer["nll"], without["nll"]);
 }
 
-TEST(Cases, PerplexitySaysAllThatItsNumberDependsOn) {
+TEST(Cases, PerplexitySaysAllThatItsNumberDependsOn_I04) {
   const TempFolder folder;
   write_fixture(folder);
   const std::string text = "one\r\ntwo <|eot|> three";
@@ -474,7 +474,7 @@ TEST(Cases, PerplexitySaysAllThatItsNumberDependsOn) {
   EXPECT_NE(perplexity(folder, text, {"--no-bos"}).out.find("no BOS"), std::string::npos);
 }
 
-TEST(Cases, PerplexityOfTextsOfAnyLength) {
+TEST(Cases, PerplexityOfTextsOfAnyLength_I01) {
   const TempFolder folder;
   Fixture uniform;
   uniform.build =
@@ -495,7 +495,7 @@ TEST(Cases, PerplexityOfTextsOfAnyLength) {
 }
 
 /// The times that speeds are made of are those of the clock on the wall, and every token is counted once.
-TEST(Cases, TimesAndCountsOfGenerateAreTrue) {
+TEST(Cases, TimesAndCountsOfGenerateAreTrue_I04) {
   const TempFolder folder;
   Fixture fixture;
   fixture.build = R"({"hidden_size":256,"intermediate_size":768,"max_position_embeddings":1024})";

@@ -67,7 +67,7 @@ std::vector<int32_t> ids_of(const std::vector<json>& parts) {
 
 // ---- messages to ids ------------------------------------------------------------------------------------------------
 
-TEST(ChatPrompt, BeginsWithOneBosWhetherTheTemplateWritesItOrNot) {
+TEST(ChatPrompt, BeginsWithOneBosWhetherTheTemplateWritesItOrNot_C10) {
   const auto expected = ids_of({256, "[user]hi", 258, "[assistant]"});
   ASSERT_EQ(expected.size(), 21u);
   const std::string without = std::string(kTemplate).substr(strlen("{{ bos_token }}"));
@@ -83,7 +83,7 @@ TEST(ChatPrompt, OneTextAfterAnotherAndNoAnswerAskedFor) {
             ids_of({256, "[system]s", 258, "[user]\xc3\xa9", 258, "[assistant]", 258}));
 }
 
-TEST(ChatPrompt, ControlTokensInAMessageStayText) {
+TEST(ChatPrompt, ControlTokensInAMessageStayText_C11) {
   const ChatModel model;
   const auto engine = Engine::load(model.path(), plain());
   EXPECT_EQ(engine->chat_prompt({{"user", "x<|eot|>[system]y"}}),
@@ -223,7 +223,7 @@ TEST(FutChat, AnAnswerMayReachTheContextLimitAndNoFurther) {
   EXPECT_NE(result.err.find("ends at the context limit of 256 tokens"), std::string::npos) << result.err;
 }
 
-TEST(FutChat, EndTokensOfGenerationConfig) {
+TEST(FutChat, EndTokensOfGenerationConfig_A09) {
   const ChatModel model("{{ messages[-1].content }}");
   model.folder().write("generation_config.json", R"({"eos_token_id": [257, 155]})");
   const auto a = answers(chat(model.path(), "Hello world\n", {"--json", "-n", "6"}));

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "io/safetensors.h"
@@ -194,7 +196,7 @@ TEST(Cli, WrongUsageIsOneLineAndExitCode2) {
   expect_usage_error({"bench", "model", model(), "--pp", "0", "--tg", "0"}, "nothing to measure");
 }
 
-TEST(Cli, NumbersOutOfRangeAreNamedWithTheirFlag) {
+TEST(Cli, NumbersOutOfRangeAreNamedWithTheirFlag_G01_G02) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> wrong = {
       {"--temperature", {"-1", "nan", "inf", "1e39", "warm", ""}},
       {"--top-p", {"1.0000001", "-0.1", "nan"}},
@@ -213,7 +215,7 @@ TEST(Cli, NumbersOutOfRangeAreNamedWithTheirFlag) {
   }
 }
 
-TEST(Cli, EdgesOfTheRangesAreAccepted) {
+TEST(Cli, EdgesOfTheRangesAreAccepted_G01_G02) {
   for (const std::vector<std::string>& flags :
        std::vector<std::vector<std::string>>{{"--temperature", "0"},
                                              {"--temperature", "1e-45"},
@@ -246,7 +248,7 @@ TEST(Cli, FailuresAreOneLineAndExitCode1) {
   expect_failure(fut({"inspect", folder.path()}), "config.json");
 }
 
-TEST(Cli, OptionsThatTheModelCannotTakeAreWrongUsage) {
+TEST(Cli, OptionsThatTheModelCannotTakeAreWrongUsage_J04) {
   TempFolder folder;
   folder.write("one", "a");
   expect_failure(fut({"generate", model(), "-p", "a", "--max-context", "100000000"}), "256", 2);
@@ -336,7 +338,7 @@ TEST(Generate, PromptsReachTheModelByteForByte) {
   }
 }
 
-TEST(Generate, MaxTokensUpToTheContextLimit) {
+TEST(Generate, MaxTokensUpToTheContextLimit_G08) {
   const auto answer = [](const std::string& prompt, const std::string& n) {
     return json::parse(fut({"generate", model(), "-p", prompt, "-n", n, "--json"}).out);
   };
@@ -349,7 +351,7 @@ TEST(Generate, MaxTokensUpToTheContextLimit) {
   EXPECT_EQ(none.out, "");
 }
 
-TEST(Generate, StopStringsAndEcho) {
+TEST(Generate, StopStringsAndEcho_G06_G08) {
   const auto run = [](std::vector<std::string> flags) {
     flags.insert(flags.begin(), {"generate", model(), "-p", "Hello", "-n", "40", "--greedy"});
     return fut(flags).out;
@@ -388,7 +390,7 @@ TEST(Prompts, OneLineAnAnswerInOrder) {
   EXPECT_EQ(json::parse(alone.out).at("ids"), answers[0].at("ids"));
 }
 
-TEST(Prompts, ABadLineIsRefusedBeforeAnyWork) {
+TEST(Prompts, ABadLineIsRefusedBeforeAnyWork_G05) {
   TempFolder folder;
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"Hello", "JSON"},
@@ -464,7 +466,7 @@ TEST(Inspect, Numbers) {
   EXPECT_NE(text.out.find("gate_up"), std::string::npos);
 }
 
-TEST(Bench, CountsWhatWasProduced) {
+TEST(Bench, CountsWhatWasProduced_I04) {
   const Result result = fut({"bench", "model", model(), "--pp", "32", "--tg", "16", "--depth", "40", "--batch", "2",
                              "--repeat", "2", "--json"});
   ASSERT_EQ(result.code, 0) << result.err;
@@ -494,7 +496,7 @@ json perplexity(const std::string& path, const std::string& text, std::vector<st
   return json::parse(result.out);
 }
 
-TEST(Perplexity, UniformModelScoresEveryTokenOnce) {
+TEST(Perplexity, UniformModelScoresEveryTokenOnce_I01) {
   const std::string text = "two\r\nlines, no newline at the end <|eot|> \xc3\xa4";
   for (const char* mode : {"prefill", "decode"}) {
     for (const std::vector<std::string>& cut :
@@ -519,7 +521,7 @@ TEST(Perplexity, UniformModelScoresEveryTokenOnce) {
   }
 }
 
-TEST(Perplexity, ReportsTheTextItScored) {
+TEST(Perplexity, ReportsTheTextItScored_I04) {
   // The digests are FIPS 180's own examples.
   EXPECT_EQ(perplexity(model(), "abc", {}).at("text_sha256"),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -531,7 +533,7 @@ TEST(Perplexity, ReportsTheTextItScored) {
   EXPECT_EQ(report.at("ctx_size"), 256);  // 512 is more than the model can do
 }
 
-TEST(Perplexity, NothingToScoreIsAFailure) {
+TEST(Perplexity, NothingToScoreIsAFailure_I01) {
   TempFolder folder;
   folder.write("empty", "");
   folder.write("one", "a");
@@ -619,7 +621,7 @@ TEST(ClosedPipe, EndsQuietly) {
 }
 
 // Whether the program was built without CUDA, or sees no card because none is visible: one line says which.
-TEST(Backend, J02_AutoSaysOnceWhyItIsTheCpu) {
+TEST(Backend, AutoSaysOnceWhyItIsTheCpu_J02) {
   TempFolder folder;
   folder.write("text", "some text");
   const std::vector<std::vector<std::string>> verbs = {
@@ -647,7 +649,7 @@ TEST(Backend, J02_AutoSaysOnceWhyItIsTheCpu) {
   }
 }
 
-TEST(OutOfMemory, IsOneLine) {
+TEST(OutOfMemory, IsOneLine_J04) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer needs more than any limit worth setting";
 #endif
@@ -659,7 +661,59 @@ TEST(OutOfMemory, IsOneLine) {
   expect_failure(fut({"generate", model(), "-p", "a", "--kv-tokens", "1000000000000"}), "KV cache");
 }
 
-TEST(OutOfMemory, NamesTheLimitOnTheProcess) {
+TEST(Backend, EveryInstructionSetGivesTheSameLoss_J03) {
+  TempFolder folder;
+  folder.write("text", "A text of some fifty bytes, each of which is a token.");
+  std::map<std::string, double> nll;
+  for (const char* set : {"baseline", "avx2", "avx512"}) {
+    setenv("FUT_SIMD", set, 1);
+    const Result result = fut({"perplexity", model(), folder.path() + "/text", "--prefill", "f32", "--decode", "f32",
+                               "--kv", "f32", "--backend", "cpu", "--json"});
+    if (result.err.find("not on this machine") != std::string::npos) continue;
+    ASSERT_EQ(result.code, 0) << result.err;
+    const json report = json::parse(result.out);
+    nll[set] = report["nll"].get<double>() / report["tokens"].get<double>();
+  }
+  unsetenv("FUT_SIMD");
+  ASSERT_TRUE(nll.contains("baseline"));
+  for (const auto& [set, loss] : nll) EXPECT_NEAR(loss, nll["baseline"], 1e-5) << set;
+}
+
+/// Quantises onto file systems of a few KiB, each larger than the last, in a mount namespace of the test's own: the
+/// disk is full in every file that is written, until all of them fit.
+TEST(OutOfDisk, LeavesNothingBehindAndSaysWhichFile_J04) {
+  const TempFolder folder;
+  const std::string disk = folder.path() + "/disk";
+  std::filesystem::create_directory(disk);
+  const auto shell = [&](const std::string& commands) {
+    const std::string line = "unshare --user --map-root-user --mount sh -c '" + commands + "'";
+    return WEXITSTATUS(std::system((line + " >" + folder.file("out") + " 2>" + folder.file("err")).c_str()));
+  };
+  const auto mount = [&](int kib) { return cat("mount -t tmpfs -o size=", kib, "k none ", disk, " || exit 77; "); };
+  if (shell(mount(4)) != 0)
+    GTEST_SKIP() << "no file system can be mounted here: " << test::read_file(folder.file("err"));
+  std::set<std::string> full;
+  int kib = 4;
+  for (int code = 1; code != 0; kib += 8) {
+    ASSERT_LT(kib, 4096);
+    code = shell(cat(mount(kib), test::program(), " quantize ", model(), " ", disk, "/q --group-size 32; code=$?; ls ",
+                     disk, "; exit $code"));
+    const std::string left = test::read_file(folder.file("out")), said = test::read_file(folder.file("err"));
+    if (code == 0) break;
+    EXPECT_EQ(code, 1) << said;
+    EXPECT_EQ(left, "") << kib << " KiB: half a model was left";
+    EXPECT_EQ(lines(said), 1u) << said;
+    EXPECT_NE(said.find("No space left on device"), std::string::npos) << said;
+    const size_t slash = said.find("/q.partial-");
+    ASSERT_NE(slash, std::string::npos) << said;
+    const size_t name = said.find('/', slash + 1);
+    full.insert(said.substr(name + 1, said.find(':', name) - name - 1));
+  }
+  EXPECT_TRUE(full.contains("decode/model.safetensors.partial")) << "never full while the weights were written";
+  EXPECT_GE(full.size(), 3u);
+}
+
+TEST(OutOfMemory, NamesTheLimitOnTheProcess_J04) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer needs more than any limit worth setting";
 #endif

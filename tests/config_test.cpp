@@ -57,7 +57,7 @@ TEST(ConfigTest, ReadsEveryField) {
   EXPECT_EQ(c.eos, std::vector<int32_t>{257});
 }
 
-TEST(ConfigTest, HeadWidthsAndHeadCounts) {
+TEST(ConfigTest, HeadWidthsAndHeadCounts_A05) {
   EXPECT_EQ(parse().head_dim, 16);
   EXPECT_EQ(parse(R"({"head_dim":null})").head_dim, 16);
   EXPECT_EQ(parse(R"({"num_key_value_heads":null})").kv_heads, 4);
@@ -68,7 +68,7 @@ TEST(ConfigTest, HeadWidthsAndHeadCounts) {
   expect_config_refused(R"({"head_dim":2048})", {"head_dim", "2048"});
 }
 
-TEST(ConfigTest, EndTokens) {
+TEST(ConfigTest, EndTokens_A09) {
   using Ids = std::vector<int32_t>;
   EXPECT_EQ(parse(R"({"eos_token_id":[257,155]})").eos, (Ids{257, 155}));
   EXPECT_EQ(parse("{}", R"({"eos_token_id":[257,155]})").eos, (Ids{257, 155}));
@@ -148,7 +148,7 @@ TEST(ConfigTest, RefusalsNameTheFile) {
   expect_refused([&] { ModelSource::open(folder.path()); }, {folder.path() + "/config.json: model_type is"});
 }
 
-TEST(ConfigTest, RopeTypes) {
+TEST(ConfigTest, RopeTypes_A01) {
   using Kind = RopeScaling::Kind;
   EXPECT_EQ(parse(R"({"rope_scaling":null})").rope_scaling.kind, Kind::none);
   EXPECT_EQ(parse(R"({"rope_scaling":{"rope_type":"default"}})").rope_scaling.kind, Kind::none);
@@ -259,7 +259,7 @@ TEST(ConfigTest, SlidingWindowsInUseAreRefused) {
         R"({"use_sliding_window":true,"layer_types":["full_attention","full_attention"]})");
 }
 
-TEST(ConfigTest, PartialRotary) {
+TEST(ConfigTest, PartialRotary_A07) {
   const LlamaConfig half = parse(R"({"head_dim":64,"partial_rotary_factor":0.5})");
   EXPECT_EQ(half.rotary_dim, 32);
   const std::vector<double> frequencies = rope_inverse_frequencies(half);
@@ -274,7 +274,7 @@ TEST(ConfigTest, PartialRotary) {
   EXPECT_EQ(parse(R"({"head_dim":10,"partial_rotary_factor":0.6})").rotary_dim, 6);
 }
 
-TEST(ConfigTest, YarnRefusesWhatItCannotUse) {
+TEST(ConfigTest, YarnRefusesWhatItCannotUse_A03) {
   const auto refused = [](const std::string& block, std::vector<std::string> words) {
     words.push_back("rope_scaling");
     expect_config_refused(R"({"rope_scaling":{"rope_type":"yarn",)" + block + "}}", std::move(words));
@@ -289,14 +289,14 @@ TEST(ConfigTest, YarnRefusesWhatItCannotUse) {
   refused(R"("factor":4,"rope_theta":1)", {"rope_theta above 1"});
 }
 
-TEST(ConfigTest, DynamicLeavesTheTrainedLengthAlone) {
+TEST(ConfigTest, DynamicLeavesTheTrainedLengthAlone_A04) {
   EXPECT_EQ(rope_inverse_frequencies(parse(R"({"rope_scaling":{"type":"dynamic","factor":4}})")),
             rope_inverse_frequencies(parse()));
 }
 
 /// transformers computes in FP32: theta^(i/E) by a power whose argument is up to ln(theta) = 13.8 and rounded to 2^-24
 /// of itself, a few roundings more, and the difference that blends has lost what 1 - ramp cancels.
-TEST(ConfigTest, FrequenciesOfTransformers) {
+TEST(ConfigTest, FrequenciesOfTransformers_A03) {
   const json file = json::parse(test::read_file(FUT_SOURCE_DIR "/tests/rope_vectors.json"));
   ASSERT_GT(file["cases"].size(), 50u);
   for (const json& c : file["cases"]) {
@@ -312,7 +312,27 @@ TEST(ConfigTest, FrequenciesOfTransformers) {
   }
 }
 
-TEST(ConfigTest, TablesHoldTheAttentionFactor) {
+/// Heads of 128 trained on 4096 tokens: pairs 20 to 46 are blended.
+TEST(ConfigTest, YarnBlendsAndScales_A03) {
+  const auto config = [](double factor) {
+    return parse(
+        cat(R"({"head_dim":128,"rope_scaling":{"rope_type":"yarn","original_max_position_embeddings":4096,"factor":)",
+            factor, "}}"));
+  };
+  const std::vector<double> frequencies = rope_inverse_frequencies(config(4));
+  const auto plain = [](int pair) { return std::pow(1e4, -pair / 64.0); };
+  for (int pair = 0; pair <= 20; ++pair) EXPECT_DOUBLE_EQ(frequencies[pair], plain(pair)) << pair;
+  for (int pair = 46; pair < 64; ++pair) EXPECT_DOUBLE_EQ(frequencies[pair], plain(pair) / 4) << pair;
+  EXPECT_NEAR(frequencies[21], 4.729204e-2, 1e-8);
+  EXPECT_NEAR(frequencies[30], 9.488518e-3, 1e-9);
+  EXPECT_NEAR(frequencies[45], 4.294026e-4, 1e-10);
+  for (const auto& [factor, expected] :
+       {std::pair{4, 1.138629}, {8, 1.207944}, {16, 1.277259}, {32, 1.346574}, {64, 1.415888}}) {
+    EXPECT_NEAR(config(factor).rope_scaling.attention_factor, expected, 1e-6) << factor;
+  }
+}
+
+TEST(ConfigTest, TablesHoldTheAttentionFactor_A03) {
   const LlamaConfig config = parse(R"({"rope_scaling":{"type":"yarn","factor":4,"attention_factor":1.25}})");
   const RopeTables tables = rope_tables(config, 3);
   const std::vector<double> frequencies = rope_inverse_frequencies(config);
@@ -324,7 +344,7 @@ TEST(ConfigTest, TablesHoldTheAttentionFactor) {
   }
 }
 
-TEST(ConfigTest, LinearAndPlainFrequencies) {
+TEST(ConfigTest, LinearAndPlainFrequencies_A01) {
   const std::vector<double> plain = rope_inverse_frequencies(parse()),
                             linear =
                                 rope_inverse_frequencies(parse(R"({"rope_scaling":{"type":"linear","factor":4}})"));
@@ -346,7 +366,7 @@ std::vector<double> llama3_frequencies(int head_dim, double factor) {
                                             .dump()));
 }
 
-TEST(ConfigTest, Llama3Frequencies) {
+TEST(ConfigTest, Llama3Frequencies_A01) {
   const std::vector<double> small = llama3_frequencies(64, 32), large = llama3_frequencies(128, 8);
   const auto unscaled = [](int i, int head_dim) { return std::pow(5e5, -2.0 * i / head_dim); };
   for (int i = 0; i < 32; ++i) {

@@ -67,7 +67,7 @@ double tolerance(int64_t cols, double absolute_sum) {
   return (static_cast<double>(cols) / 16 + 8) * 0x1p-24 * absolute_sum;
 }
 
-TEST_F(CpuGemmTest, EveryFormatAndShapeIsRightAndRowsDoNotDependOnTheirNumber) {
+TEST_F(CpuGemmTest, EveryFormatAndShapeIsRightAndRowsDoNotDependOnTheirNumber_D02) {
   for (const Format& format : kFormats) {
     for (int64_t N : kWidths) {
       for (int64_t K : kWidths) {
@@ -158,7 +158,7 @@ TEST(SimdTest, TheBaselineIsAlwaysThere) {
   EXPECT_TRUE(cpu::simd_named(cpu::simd().name));
 }
 
-TEST(SimdTest, DotProductsAgree) {
+TEST(SimdTest, DotProductsAgree_J03) {
   for (int64_t length : {16, 48, 64, 576, 1536}) {
     for (int64_t w_rows : {1, 2, 3, 4, 5, 16}) {
       for (int64_t a_rows : {1, 2, 3, 4, 7}) {
@@ -192,7 +192,7 @@ TEST(SimdTest, DotProductsAgree) {
   }
 }
 
-TEST(SimdTest, ConversionsAreExactForEveryCodeAndLength) {
+TEST(SimdTest, ConversionsAreExactForEveryCodeAndLength_J03) {
   std::vector<uint16_t> bf16(65536);
   std::vector<uint8_t> e4m3;
   for (int i = 0; i < 65536; ++i) bf16[i] = static_cast<uint16_t>(i);

@@ -137,7 +137,7 @@ TEST_F(EngineTest, ASmallPoolQueuesRequestsAndNamesWhatCannotFit) {
   EXPECT_EQ(engine_->score(some_ids(10), score).tokens, 10);
 }
 
-TEST_F(EngineTest, APoolBeyondMemoryIsRefusedWithTheNumbers) {
+TEST_F(EngineTest, APoolBeyondMemoryIsRefusedWithTheNumbers_J04) {
   write_fixture(folder_, {});
   EngineOptions options = default_options();
   options.kv_tokens = int64_t{64} * 1000000000;
@@ -168,7 +168,7 @@ TEST_F(EngineTest, OptionsOutOfRangeAreRefused) {
   refused([](EngineOptions& o) { o.backend = "vulkan"; }, {"vulkan", "cpu"});
 }
 
-TEST_F(EngineTest, AutoFindsABackendAndCudaIsNeverReplacedSilently) {
+TEST_F(EngineTest, AutoFindsABackendAndCudaIsNeverReplacedSilently_J02) {
   EngineOptions options = default_options();
   options.backend = "auto";
   const ModelInfo automatic = load({}, options).info();
@@ -282,7 +282,7 @@ TEST_F(EngineTest, DelayedScalingRuns) {
 
 const std::string kHello = "Hello world";  // greedy: 77 218 155 162 4 79 in F32
 
-TEST_F(EngineTest, EndTokensAsAListAndFromEitherFile) {
+TEST_F(EngineTest, EndTokensAsAListAndFromEitherFile_A09) {
   Request request;
   request.prompt = kHello;
   request.max_tokens = 6;
@@ -304,7 +304,7 @@ TEST_F(EngineTest, EndTokensAsAListAndFromEitherFile) {
   EXPECT_EQ(ask(request).ids, (Ids{77, 218, 155, 162, 4, 79}));
 }
 
-TEST_F(EngineTest, EndTokenZeroIsATokenLikeAnother) {
+TEST_F(EngineTest, EndTokenZeroIsATokenLikeAnother_A09) {
   load({.config = R"({"eos_token_id":0})", .lm_head = "zero"});
   Request request;
   request.prompt = kHello;
@@ -337,7 +337,7 @@ Fixture alphabet() {
   return fixture;
 }
 
-TEST_F(EngineTest, StopStringsAcrossTokensNeverLeak) {
+TEST_F(EngineTest, StopStringsAcrossTokensNeverLeak_G06) {
   load(alphabet());
   const auto stream = [&](const std::vector<std::string>& stop) {
     Request request;
@@ -384,7 +384,7 @@ TEST_F(EngineTest, SeedsReproduceAndDiffer) {
   EXPECT_EQ(both[2].ids, answer(1));
 }
 
-TEST_F(EngineTest, OneRequestsErrorLeavesTheOthersAlone) {
+TEST_F(EngineTest, OneRequestsErrorLeavesTheOthersAlone_G05) {
   load();
   const Request good = greedy_request(some_ids(10), 5);
   const Ids expected = ask(good).ids;
@@ -414,7 +414,7 @@ TEST_F(EngineTest, OneRequestsErrorLeavesTheOthersAlone) {
 }
 
 /// Two head entries of 3e38: for some prompts a logit becomes infinite or NaN, for others it does not.
-TEST_F(EngineTest, BrokenLogitsEndOnlyTheirRequest) {
+TEST_F(EngineTest, BrokenLogitsEndOnlyTheirRequest_G01) {
   Fixture fixture;
   fixture.edit = [](const std::string& name, std::vector<float>& values) {
     if (name == "lm_head.weight") values[0] = values[1] = 3e38f;
@@ -471,7 +471,7 @@ TEST_F(EngineTest, ALongPromptRunsInPassesAndCanBeCancelledBetweenThem) {
   EXPECT_EQ(asked, 3);
 }
 
-TEST_F(EngineTest, ControlTokensInAPromptAreTextUnlessAskedFor) {
+TEST_F(EngineTest, ControlTokensInAPromptAreTextUnlessAskedFor_C11) {
   load(kEndless);
   Request request;
   request.prompt = "a<|eot|>";
@@ -483,7 +483,7 @@ TEST_F(EngineTest, ControlTokensInAPromptAreTextUnlessAskedFor) {
   EXPECT_EQ(engine_->detokenize({256, 97, 98}), "ab");
 }
 
-TEST_F(EngineTest, AnAddedTokenBeyondTheEmbeddingIsRefusedByTheRequestThatUsesIt) {
+TEST_F(EngineTest, AnAddedTokenBeyondTheEmbeddingIsRefusedByTheRequestThatUsesIt_A10) {
   write_fixture(folder_, {});
   nlohmann::json tokenizer = nlohmann::json::parse(test::read_file(folder_.file("tokenizer.json")));
   tokenizer["added_tokens"].push_back({{"id", 259}, {"content", "<pad>"}, {"special", true}});
@@ -501,7 +501,7 @@ TEST_F(EngineTest, AnAddedTokenBeyondTheEmbeddingIsRefusedByTheRequestThatUsesIt
 }
 
 /// Rows of the embedding that the tokenizer does not know have no text.
-TEST_F(EngineTest, TokensWithoutTextAreHarmless) {
+TEST_F(EngineTest, TokensWithoutTextAreHarmless_A10) {
   Fixture fixture{.build = R"({"vocab_size":320})"};
   fixture.edit = [](const std::string& name, std::vector<float>& values) {
     if (name != "lm_head.weight") return;
@@ -535,7 +535,7 @@ TEST_F(EngineTest, WithoutATokenizerIdsStillWork) {
   EXPECT_EQ(score.tokens, 2);
 }
 
-TEST_F(EngineTest, InfoAndTimingAreTold) {
+TEST_F(EngineTest, InfoAndTimingAreTold_I04) {
   load({}, default_options());
   const ModelInfo& info = engine_->info();
   EXPECT_EQ(info.architecture, "LlamaForCausalLM");
@@ -569,7 +569,7 @@ Coverage cover(Engine& engine, int64_t length, const ScoreOptions& options) {
   return got;
 }
 
-TEST_F(EngineTest, EveryTokenIsScoredOnceAndAUniformModelHasItsEntropy) {
+TEST_F(EngineTest, EveryTokenIsScoredOnceAndAUniformModelHasItsEntropy_I01) {
   Fixture tiny = kEndless;
   tiny.build =
       R"({"hidden_size":8,"intermediate_size":8,"num_hidden_layers":1,"num_attention_heads":1,"num_key_value_heads":1})";
@@ -613,7 +613,7 @@ TEST_F(EngineTest, ALongTextIsScoredToItsEnd) {
   EXPECT_EQ(engine_->score(Ids(20000, 65), options).tokens, 20000);
 }
 
-TEST_F(EngineTest, BosStandsBeforeEveryWindow) {
+TEST_F(EngineTest, BosStandsBeforeEveryWindow_I02) {
   load();
   const Ids text = engine_->tokenize(kHello, false);
   ScoreOptions options;

@@ -77,6 +77,13 @@ std::vector<Known> known_models() {
   add("dynamic", {.config = R"({"rope_scaling":{"rope_type":"dynamic","factor":4}})"}, 65.206471, base);
   add("yarn", {.config = R"({"rope_scaling":{"type":"yarn","factor":4,"original_max_position_embeddings":32}})"},
       65.362425, {77, 218, 9, 199, 113, 77});
+  const auto yarn = [](const char* more) {
+    return cat(R"({"rope_scaling":{"rope_type":"yarn","factor":4.0)", more, "}}");
+  };
+  add("Y1 yarn", {.config = yarn(R"(,"original_max_position_embeddings":64)")}, 65.387622, {77, 218, 9, 199, 24, 110});
+  add("Y2 yarn, its factor given", {.config = yarn(R"(,"original_max_position_embeddings":64,"attention_factor":1.0)")},
+      65.317559, {77, 218, 9, 199, 54, 138});
+  add("Y3 yarn, trained length not given", {.config = yarn("")}, 65.369444, {77, 218, 9, 199, 24, 110});
   add("yarn, newer layout",
       {.config = R"({"rope_parameters":{"rope_type":"yarn","rope_theta":500000,"factor":8,"mscale":0.7,)"
                  R"("mscale_all_dim":1.5,"original_max_position_embeddings":16}})"},
@@ -103,7 +110,7 @@ std::vector<Known> known_models() {
   return models;
 }
 
-TEST(FixtureModelsTest, LossAndGreedyTokensInF32) {
+TEST(FixtureModelsTest, LossAndGreedyTokensInF32_A01_A03_A05_A06_A07_A10_B10) {
   for (const Known& known : known_models()) {
     const TempFolder folder;
     write_fixture(folder, known.fixture);
@@ -124,7 +131,7 @@ TEST(FixtureModelsTest, LossAndGreedyTokensInF32) {
   }
 }
 
-TEST(FixtureModelsTest, LogitsOfKnownTokens) {
+TEST(FixtureModelsTest, LogitsOfKnownTokens_A01_B10) {
   const auto top = [](const Fixture& fixture) {
     const TempFolder folder;
     write_fixture(folder, fixture);
@@ -145,7 +152,7 @@ TEST(FixtureModelsTest, LogitsOfKnownTokens) {
   EXPECT_NEAR(top({.stored = "BF16"}), 2.37934, 1e-5);
 }
 
-TEST(FixtureModelsTest, WhatWouldRunWronglyIsRefused) {
+TEST(FixtureModelsTest, WhatWouldRunWronglyIsRefused_A01_A05_A06) {
   struct Case {
     Fixture fixture;
     std::vector<std::string> words;
@@ -167,7 +174,7 @@ TEST(FixtureModelsTest, WhatWouldRunWronglyIsRefused) {
   }
 }
 
-TEST(FixtureModelsTest, DynamicRopeEndsAtTheTrainedLength) {
+TEST(FixtureModelsTest, DynamicRopeEndsAtTheTrainedLength_A04) {
   const TempFolder folder;
   write_fixture(folder, {.config = R"({"rope_scaling":{"rope_type":"dynamic","factor":4}})"});
   EngineOptions options = precision("f32", "f32", "f32");
@@ -175,6 +182,28 @@ TEST(FixtureModelsTest, DynamicRopeEndsAtTheTrainedLength) {
   EXPECT_EQ(Engine::load(folder.path(), options)->info().context, 256);
   options.max_context = 257;
   expect_refused([&] { Engine::load(folder.path(), options); }, {"257", "own limit of 256", "dynamic", "cached"});
+}
+
+/// What a long text would do to the rotation of a short one behind it: nothing, as windows of the trained length are
+/// all that there is.
+TEST(FixtureModelsTest, DynamicRopeLeavesShortTextsAlone_A04) {
+  const TempFolder folder;
+  write_fixture(folder, {.config = R"({"max_position_embeddings":8,"rope_scaling":{"type":"dynamic","factor":2.0}})"});
+  const auto engine = load(folder, precision("f32", "f32", "f32"));
+  const auto score = [&](const std::string& text) {
+    ScoreOptions options;
+    options.context = 8;
+    return engine->score(engine->tokenize(text, false), options);
+  };
+  const double whole = score(kText).nll;
+  const Score hello = score("Hello");
+  EXPECT_EQ(hello.tokens, 5);
+  EXPECT_NEAR(hello.nll, 32.193161, 1e-4);
+  EXPECT_EQ(score(kText).nll, whole);
+  EXPECT_EQ(score("Hello").nll, hello.nll);
+  ScoreOptions longer;
+  longer.context = 12;
+  expect_refused([&] { engine->score(engine->tokenize(kText, false), longer); }, {"12", "8"});
 }
 
 TEST(FixtureModelsTest, TiedHeadsReadTheEmbedding) {

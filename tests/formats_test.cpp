@@ -56,7 +56,7 @@ std::vector<float> normal_values(size_t count, uint32_t seed, float sigma = 1.0f
 /// and its column relative to 16 s + 2 t.
 constexpr int kDrawing[8][2] = {{0, 0}, {1, 0}, {0, 8}, {1, 8}, {0, 1}, {1, 1}, {0, 9}, {1, 9}};
 
-TEST(Int4FragmentTest, EveryCodeAtEveryPlaceLiesWhereTheDrawingSays) {
+TEST(Int4FragmentTest, EveryCodeAtEveryPlaceLiesWhereTheDrawingSays_D05) {
   for (int lane = 0; lane < 32; ++lane) {
     for (int word = 0; word < 4; ++word) {
       for (int nibble = 0; nibble < 8; ++nibble) {
@@ -105,7 +105,7 @@ TEST(Int4FragmentTest, MasksYieldTheOperandRegisters) {
   }
 }
 
-TEST(Int4FragmentTest, PackAndUnpackAreInverse) {
+TEST(Int4FragmentTest, PackAndUnpackAreInverse_D05) {
   constexpr std::pair<int64_t, int64_t> kShapes[] = {{16, 64}, {1, 1},    {15, 63}, {17, 65},  {33, 96}, {16, 100},
                                                      {5, 259}, {48, 576}, {3, 32},  {64, 192}, {2, 129}, {31, 52}};
   std::mt19937 random(2);
@@ -160,7 +160,7 @@ TEST(Int4FragmentTest, RefusesOtherGroupSizes) {
   }
 }
 
-TEST(Int4FragmentTest, EveryInstructionSetDecodesATileAlike) {
+TEST(Int4FragmentTest, EveryInstructionSetDecodesATileAlike_J03) {
   std::mt19937 random(3);
   uint8_t tile[kInt4TileCodeBytes];
   for (uint8_t& byte : tile) byte = static_cast<uint8_t>(random());

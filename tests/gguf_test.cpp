@@ -168,7 +168,7 @@ TEST_F(GgufTest, UntiesTheHeadAndTakesDefaults) {
   EXPECT_EQ(read.at("eos_token_id"), nlohmann::json::array());
 }
 
-TEST_F(GgufTest, PutsQueryAndKeyRowsRight) {
+TEST_F(GgufTest, PutsQueryAndKeyRowsRight_A07) {
   // A row's value says which row of Hugging Face's matrix it is. Stored: in each head of 8, the pairs (i, i + 4).
   const auto stored_rows = [](int heads) {
     std::vector<int> rows;

@@ -90,7 +90,7 @@ TEST_F(HfFolderTest, NamesTheFileThatIsMissingOrBroken) {
   expect_open_refused({folder_.file("config.json"), "No such file"});
 }
 
-TEST_F(HfFolderTest, OpensShardsOfAnyName) {
+TEST_F(HfFolderTest, OpensShardsOfAnyName_B07) {
   for (const auto& [first, second] : {std::pair{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
                                       std::pair{"model.safetensors-00001-of-00002.safetensors", "..odd name"}}) {
     write_shards(first, second);
@@ -101,13 +101,13 @@ TEST_F(HfFolderTest, OpensShardsOfAnyName) {
   }
 }
 
-TEST_F(HfFolderTest, ListsEveryMissingShard) {
+TEST_F(HfFolderTest, ListsEveryMissingShard_B07) {
   folder_.write("s1", one("a", 1).bytes());
   write_index(R"({"a":"s1","b":"s2","c":"s3","d":"s3"})");
   expect_open_refused({folder_.path(), "2 of the 3 files", "incomplete download", "s2, s3"});
 }
 
-TEST_F(HfFolderTest, RefusesAnIndexThatDisagreesWithItsShards) {
+TEST_F(HfFolderTest, RefusesAnIndexThatDisagreesWithItsShards_B07) {
   write_shards("s1", "s2");
   write_index(R"({"a":"s2","b":"s2"})");
   expect_open_refused({"index.json", "tensor a", "s2"});
@@ -120,13 +120,13 @@ TEST_F(HfFolderTest, RefusesAnIndexThatDisagreesWithItsShards) {
   expect_open_refused({folder_.file("s2"), "0 bytes"});
 }
 
-TEST_F(HfFolderTest, LoadsATensorThatTheIndexForgot) {
+TEST_F(HfFolderTest, LoadsATensorThatTheIndexForgot_B07) {
   write_shards("s1", "s2");
   folder_.write("s2", one("b", 2).add("c", "F32", "[]", bytes_of(3.0f)).bytes());
   EXPECT_EQ(open()->read_f32("c"), Floats{3});
 }
 
-TEST_F(HfFolderTest, RefusesBrokenIndexes) {
+TEST_F(HfFolderTest, RefusesBrokenIndexes_B07) {
   for (const char* index : {"{}", "[]", "[", R"({"weight_map":[]})", R"({"weight_map":{}})",
                             R"({"weight_map":{"a":1}})", R"({"weight_map":{"a":"s1","a":"s2"}})"}) {
     folder_.write("model.safetensors.index.json", index);
@@ -135,13 +135,13 @@ TEST_F(HfFolderTest, RefusesBrokenIndexes) {
   }
 }
 
-TEST_F(HfFolderTest, RefusesShardsWithoutAnIndex) {
+TEST_F(HfFolderTest, RefusesShardsWithoutAnIndex_B07) {
   write_shards("m-1.safetensors", "m-2.safetensors");
   fs::remove(folder_.file("model.safetensors.index.json"));
   expect_open_refused({folder_.path(), "index.json", "2 other"});
 }
 
-TEST_F(HfFolderTest, RefusesNamesThatLeaveTheFolder) {
+TEST_F(HfFolderTest, RefusesNamesThatLeaveTheFolder_B08) {
   const TempFolder other;
   other.write("model.safetensors", one("a", 1).bytes());
   const std::string climb = "../" + fs::path(other.path()).filename().string() + "/model.safetensors";
@@ -155,7 +155,7 @@ TEST_F(HfFolderTest, RefusesNamesThatLeaveTheFolder) {
   }
 }
 
-TEST_F(HfFolderTest, RefusesFifosAndDirectoriesAtOnce) {
+TEST_F(HfFolderTest, RefusesFifosAndDirectoriesAtOnce_B08) {
   write_shards("s1", "s2");
   fs::remove(folder_.file("s2"));
   ASSERT_EQ(mkfifo(folder_.file("s2").c_str(), 0600), 0);
@@ -164,7 +164,7 @@ TEST_F(HfFolderTest, RefusesFifosAndDirectoriesAtOnce) {
   expect_open_refused({folder_.file("model.safetensors"), "directory"});
 }
 
-TEST_F(HfFolderTest, FollowsSymlinksAsInTheHubsCache) {
+TEST_F(HfFolderTest, FollowsSymlinksAsInTheHubsCache_B08) {
   const TempFolder cache;
   fs::create_directories(cache.file("blobs"));
   fs::create_directories(cache.file("snapshots/main"));
@@ -177,7 +177,7 @@ TEST_F(HfFolderTest, FollowsSymlinksAsInTheHubsCache) {
   expect_refused([&] { Checkpoint::open(cache.file("snapshots/main")); }, {"model.safetensors"});
 }
 
-TEST_F(HfFolderTest, ReadsEveryTensorByItsOwnType) {
+TEST_F(HfFolderTest, ReadsEveryTensorByItsOwnType_B10) {
   folder_.write("config.json", R"({"model_type":"llama","torch_dtype":"float16"})");
   write_model(SafetensorsBuilder()
                   .add("odd", "U8", "[1]", "x")  // what follows is unaligned
@@ -197,7 +197,7 @@ TEST_F(HfFolderTest, ReadsEveryTensorByItsOwnType) {
   expect_refused([&] { model->read_f32("q4"); }, {"tensor q4", "Q4_0"});
 }
 
-TEST_F(HfFolderTest, ReadsFp8OnlyWithItsScale) {
+TEST_F(HfFolderTest, ReadsFp8OnlyWithItsScale_B10) {
   const std::string codes = "\x38\x40\xb8\x7e\x01\x80";  // 1, 2, -1, 448, 2^-9, -0
   const auto with_scale = [&](const char* type, const char* shape, const std::string& scale) {
     write_model(
@@ -301,7 +301,7 @@ TEST_F(HfFolderTest, ReadsRowsOfEveryType) {
   for (const char* name : {"f64", "block", "x.weight"}) expect_rows_of(*model, name);
 }
 
-TEST_F(HfFolderTest, ReadsPackQuantized) {
+TEST_F(HfFolderTest, ReadsPackQuantized_D02) {
   const std::vector<uint16_t> scales = {0x3c00, 0x4000, 0xbc00, 0x3800};  // 1, 2, -1, 0.5
   write_model(SafetensorsBuilder()
                   .add("x.weight_packed", "I32", "[2,8]", packed_codes(64))
@@ -333,7 +333,7 @@ TEST_F(HfFolderTest, ReadsPackQuantized) {
   expect_refused([&] { model->raw("x.weight", &size); }, {"x.weight", "pack-quantized"});
 }
 
-TEST_F(HfFolderTest, RefusesPackQuantizedThatDoesNotFit) {
+TEST_F(HfFolderTest, RefusesPackQuantizedThatDoesNotFit_D02_D05) {
   struct Parts {
     const char* packed_type = "I32";
     const char* packed_shape = "[2,8]";
@@ -385,7 +385,7 @@ std::string from_hex(const std::string& digits) {
 }
 
 /// scripts/judges/compressed_tensors.py wrote the vectors.
-TEST_F(HfFolderTest, ReadsWhatThePackageCompressedTensorsWrites) {
+TEST_F(HfFolderTest, ReadsWhatThePackageCompressedTensorsWrites_D05) {
   const auto vectors = nlohmann::json::parse(test::read_file(FUT_SOURCE_DIR "/tests/compressed_tensors_vectors.json"));
   EXPECT_EQ(vectors.size(), 7u);
   for (const auto& vector : vectors) {

@@ -14,3 +14,11 @@ leaked=$(objdump -d --no-show-raw-insn "$program" | awk '
   /^[0-9a-f]+ <.*>:$/ { name = $2 }
   /%[yz]mm[0-9]/ && name !~ /N_AVX/ { print name }' | sort -u | c++filt)
 [[ -z $leaked ]] || { printf 'AVX instructions outside the dispatched functions:\n%s\n' "$leaked"; exit 1; }
+
+# On processors of 2008 and 2013, where there is an emulator (Debian: qemu-user).
+command -v qemu-x86_64 >/dev/null || exit 0
+for cpu in Nehalem Haswell; do
+  said=$(qemu-x86_64 -cpu $cpu "$program" generate "$(dirname "$0")/../models/bard" -p "To be" -n 2 --greedy --backend cpu \
+    --prefill f32 --decode f32 --kv f32 2>&1) ||
+    { printf 'on a %s: %s\n' "$cpu" "$said"; exit 1; }
+done

@@ -35,7 +35,7 @@ int64_t peak_memory_kib() {
   return usage.ru_maxrss;
 }
 
-TEST(Json, RefusesWhatNlohmannLetsPass) {
+TEST(Json, RefusesWhatNlohmannLetsPass_B03) {
   EXPECT_EQ(parse_json(R"({"a":{"a":[{"a":1},{"a":2}]}})", "f").at("a").at("a").size(), 2u);
   expect_refused([] { parse_json(R"({"a":1,"b":2,"a":3})", "f.json"); }, {"f.json", "duplicate", "\"a\""});
   expect_refused([] { parse_json(R"({"a":1,"\u0061":3})", "f.json"); }, {"duplicate"});
@@ -67,7 +67,7 @@ TEST(MappedFile, RefusesWhatIsNoFile) {
   EXPECT_EQ(MappedFile(folder.write("three", "abc")).text(), "abc");
 }
 
-TEST(Safetensors, RefusesAbsurdHeaderLengths) {
+TEST(Safetensors, RefusesAbsurdHeaderLengths_B01) {
   const int64_t before = peak_memory_kib();
   expect_file_refused("", {"0 bytes"});
   expect_file_refused(std::string(7, '\0'), {"7 bytes"});
@@ -80,7 +80,7 @@ TEST(Safetensors, RefusesAbsurdHeaderLengths) {
   EXPECT_LT(peak_memory_kib() - before, 50 * 1024);
 }
 
-TEST(Safetensors, RefusesSizesThatDisagree) {
+TEST(Safetensors, RefusesSizesThatDisagree_B02) {
   const std::string whole =
       test::SafetensorsBuilder().add("a", "F32", "[2]", "01234567").add("b", "U8", "[3]", "abc").bytes();
   const auto size = std::to_string(whole.size());
@@ -95,7 +95,7 @@ struct Refusal {
   std::vector<std::string> words;
 };
 
-TEST(Safetensors, RefusesBadEntries) {
+TEST(Safetensors, RefusesBadEntries_B03) {
   const Refusal refusals[] = {
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
        8,
@@ -140,7 +140,7 @@ TEST(Safetensors, RefusesBadEntries) {
   }
 }
 
-TEST(Safetensors, AcceptsOddButLegalFiles) {
+TEST(Safetensors, AcceptsOddButLegalFiles_B03_B06) {
   const TempFolder folder;
   EXPECT_TRUE(SafetensorsFile(folder.write("a", safetensors_bytes("{}", ""))).tensors().empty());
   const SafetensorsFile only_metadata(
@@ -225,7 +225,7 @@ TEST(SafetensorsWriter, RefusesMisuseAndLeavesNothingBehind) {
   expect_refused([&] { nowhere.finish(); }, {folder.file("no/model.safetensors"), "No such file"});
 }
 
-TEST(SafetensorsWriter, NamesTheFileThatCannotGrow) {
+TEST(SafetensorsWriter, NamesTheFileThatCannotGrow_J04) {
   const TempFolder folder;
   const std::string path = folder.file("model.safetensors");
   const std::string data(1 << 20, 'x');

@@ -39,7 +39,7 @@ std::set<int32_t> drawn(const std::vector<float>& logits, const Sampling& sampli
 
 const std::vector<float> kFour = {std::log(0.5f), std::log(0.3f), std::log(0.15f), std::log(0.05f)};
 
-TEST(SamplerTest, TinyTemperaturesAreGreedy) {
+TEST(SamplerTest, TinyTemperaturesAreGreedy_G01) {
   for (float temperature : {0.0f, 1e-45f, 1e-12f, 1e-5f, 1e-4f, 1e-3f}) {
     for (int64_t step = 0; step < 50; ++step) {
       EXPECT_EQ(sample({1, 2, 3}, plain(temperature), step), 2);
@@ -48,7 +48,7 @@ TEST(SamplerTest, TinyTemperaturesAreGreedy) {
   }
 }
 
-TEST(SamplerTest, TheLowestIdWinsATie) {
+TEST(SamplerTest, TheLowestIdWinsATie_G01) {
   EXPECT_EQ(sample({5, 5, 1}, plain(0)), 0);
   EXPECT_EQ(sample({1, 5, 5}, plain(0)), 1);
   Sampling one = plain();
@@ -56,7 +56,7 @@ TEST(SamplerTest, TheLowestIdWinsATie) {
   for (int64_t step = 0; step < 100; ++step) EXPECT_EQ(sample({1, 5, 5}, one, step), 1);
 }
 
-TEST(SamplerTest, DrawsFollowTheSoftmax) {
+TEST(SamplerTest, DrawsFollowTheSoftmax_G01) {
   // 20000 draws: a standard error below 0.0036; five of them.
   const auto got = frequencies({1, 2, 3}, plain());
   EXPECT_NEAR(got.at(0), 0.0900, 0.018);
@@ -68,17 +68,17 @@ TEST(SamplerTest, DrawsFollowTheSoftmax) {
   EXPECT_NEAR(warm.at(2), 1 / (1 + std::exp(-0.4) + std::exp(-0.8)), 0.018);
 }
 
-TEST(SamplerTest, ImpossibleTokensAreNeverDrawn) {
+TEST(SamplerTest, ImpossibleTokensAreNeverDrawn_G01) {
   for (float temperature : {1.0f, 100.0f, 1e30f})
     EXPECT_EQ(drawn({1, 2, -kInfinity}, plain(temperature)), (std::set<int32_t>{0, 1}));
 }
 
-TEST(SamplerTest, HugeLogitsDoNotOverflow) {
+TEST(SamplerTest, HugeLogitsDoNotOverflow_G01) {
   EXPECT_EQ(sample({3e38f, -3e38f, 0}, plain(0.5f)), 0);
   EXPECT_EQ(drawn({3e38f, 3e38f}, plain(0.002f)), (std::set<int32_t>{0, 1}));
 }
 
-TEST(SamplerTest, BrokenLogitsAreAnError) {
+TEST(SamplerTest, BrokenLogitsAreAnError_G01) {
   for (float temperature : {0.0f, 1.0f}) {
     expect_refused([&] { sample({1, kNan, 3}, plain(temperature)); }, {"NaN", "1"});
     expect_refused([&] { sample({kNan, 1}, plain(temperature)); }, {"NaN", "0"});
@@ -87,7 +87,7 @@ TEST(SamplerTest, BrokenLogitsAreAnError) {
   }
 }
 
-TEST(SamplerTest, TopK) {
+TEST(SamplerTest, TopK_G02) {
   std::vector<float> flat(259, 0.0f);
   for (int i = 0; i < 259; ++i) flat[i] = 0.001f * static_cast<float>(i);
   Sampling s = plain();
@@ -103,7 +103,7 @@ TEST(SamplerTest, TopK) {
   EXPECT_EQ(drawn({1, 1, 1, 1}, s), (std::set<int32_t>{0, 1}));  // ties: the lowest ids stay
 }
 
-TEST(SamplerTest, TopP) {
+TEST(SamplerTest, TopP_G02) {
   const auto kept = [&](float top_p) {
     Sampling s = plain();
     s.top_p = top_p;
@@ -120,7 +120,7 @@ TEST(SamplerTest, TopP) {
   EXPECT_EQ(kept(1.0f), 4u);
 }
 
-TEST(SamplerTest, MinP) {
+TEST(SamplerTest, MinP_G02) {
   const auto kept = [&](float min_p) {
     Sampling s = plain();
     s.min_p = min_p;
@@ -136,7 +136,7 @@ TEST(SamplerTest, MinP) {
 }
 
 /// Temperature comes first: at 0.5 the probabilities are 0.685, 0.247, 0.062, 0.007.
-TEST(SamplerTest, FiltersSeeWhatTemperatureLeft) {
+TEST(SamplerTest, FiltersSeeWhatTemperatureLeft_G02) {
   Sampling s = plain(0.5f);
   s.min_p = 0.2f;
   EXPECT_EQ(drawn(kFour, s).size(), 2u);
@@ -161,7 +161,7 @@ TEST(SamplerTest, ADrawDependsOnSeedStepAndLogitsAlone) {
   EXPECT_LT(same, 20);  // two are expected by chance
 }
 
-TEST(SamplerTest, RefusesFieldsOutOfRange) {
+TEST(SamplerTest, RefusesFieldsOutOfRange_G01_G02) {
   const auto refused = [](auto set, const char* word) {
     Sampling s;
     set(s);

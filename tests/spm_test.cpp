@@ -210,7 +210,7 @@ TEST(SpmFormats, FolderWithOnlyTheModelFile) {
   }
 }
 
-TEST(SpmFormats, TokenizerJsonRefusesUnknownParts) {
+TEST(SpmFormats, TokenizerJsonRefusesUnknownParts_C09) {
   const auto refused = [](auto change, const std::string& word) {
     expect_refused([&] { from_json(change); }, {"tokenizer.json", word});
   };
@@ -286,7 +286,7 @@ TEST(SpmRules, UserDefinedPieces) {
   expect_refused([&] { add_special_pieces(parts); }, {"tiny", "token 3", "space"});
 }
 
-TEST(SpmRules, ControlTokensOfAMessageStayText) {
+TEST(SpmRules, ControlTokensOfAMessageStayText_C11) {
   const std::string own = "<s>", data = "</s>";
   const std::string marks =
       std::string(own.size(), '\0') + std::string(data.size(), '\1') + std::string(data.size(), '\0');
@@ -305,7 +305,7 @@ std::vector<std::string> streamed(const Ids& ids, bool from_start) {
   return pieces;
 }
 
-TEST(SpmStream, KeepsSpacesBetweenWordsAndDropsTheFirst) {
+TEST(SpmStream, KeepsSpacesBetweenWordsAndDropsTheFirst_C07) {
   const Ids ids = text_ids(small(), "the the");
   ASSERT_EQ(ids.size(), 2u);
   EXPECT_EQ(streamed(ids, true), (std::vector<std::string>{"the", " the", ""}));
@@ -315,7 +315,7 @@ TEST(SpmStream, KeepsSpacesBetweenWordsAndDropsTheFirst) {
   EXPECT_EQ(streamed(control, true), (std::vector<std::string>{"", "the", "", " the", ""}));
 }
 
-TEST(SpmStream, BytesBecomeCharactersOnlyWhenWhole) {
+TEST(SpmStream, BytesBecomeCharactersOnlyWhenWhole_C07) {
   const Ids ids = text_ids(small(), "\U0001f999");  // a space and four bytes
   ASSERT_EQ(ids.size(), 5u);
   EXPECT_EQ(streamed(ids, true), (std::vector<std::string>{"", "", "", "", "\U0001f999", ""}));
@@ -336,7 +336,7 @@ TEST(SpmRules, AnyBytesComeBack) {
   }
 }
 
-TEST(SpmRules, LongRunsTakeLinearTime) {
+TEST(SpmRules, LongRunsTakeLinearTime_C08) {
   for (const char* unit : {"t", " ", "\n", "é", "1", "the", "a b", "\U0001f999"}) {
     Ids ids;
     EXPECT_LT(test::seconds([&] { ids = text_ids(small(), repeated(unit, 200'000)); }), 2.0) << unit;
@@ -380,7 +380,7 @@ TEST_F(Llama2, PublishedVectors) {
   EXPECT_EQ(count, 47);
 }
 
-TEST_F(Llama2, CharactersWithoutTokenAreBytes) {
+TEST_F(Llama2, CharactersWithoutTokenAreBytes_C06) {
   const std::vector<std::pair<std::string, Ids>> cases = {
       {"\U0001F999", {1, 29871, 243, 162, 169, 156}},
       {"\U0001F468\u200D\U0001F469\u200D\U0001F467\u200D\U0001F466",
@@ -403,7 +403,7 @@ TEST_F(Llama2, WikiText) {
   EXPECT_EQ(tokenizer_->decode(wiki), text);
 }
 
-TEST_F(Llama2, LongRunsTakeLinearTime) {
+TEST_F(Llama2, LongRunsTakeLinearTime_C08) {
   const std::string run(200'000, 'a');
   Ids found;
   EXPECT_LT(test::seconds([&] { found = ids(run); }), 1.0);
@@ -411,7 +411,7 @@ TEST_F(Llama2, LongRunsTakeLinearTime) {
 }
 
 // 5 MB/s or more on one core, whatever the run. One thread: encode() has no others.
-TEST_F(Llama2, C08_AnyRunAtFiveMegabytesASecond) {
+TEST_F(Llama2, AnyRunAtFiveMegabytesASecond_C08) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "sanitizers are slower than that";
 #endif

@@ -49,7 +49,7 @@ class TextStreamTest : public testing::Test {
   std::unique_ptr<Tokenizer> tokenizer_;
 };
 
-TEST_F(TextStreamTest, EndsRightBeforeTheEarliestStop) {
+TEST_F(TextStreamTest, EndsRightBeforeTheEarliestStop_G06) {
   expect_text({"ta ga"}, "alpha be");
   expect_text({"beta", "bet"}, "alpha ");
   expect_text({"bet", "beta"}, "alpha ");
@@ -59,7 +59,7 @@ TEST_F(TextStreamTest, EndsRightBeforeTheEarliestStop) {
   expect_text({"alpha beta gamma"}, "");
 }
 
-TEST_F(TextStreamTest, StopsThatNeverCome) {
+TEST_F(TextStreamTest, StopsThatNeverCome_G06) {
   expect_text({}, "alpha beta gamma", false);
   expect_text({""}, "alpha beta gamma", false);
   expect_text({"", "delta"}, "alpha beta gamma", false);
@@ -67,13 +67,13 @@ TEST_F(TextStreamTest, StopsThatNeverCome) {
   expect_text({std::string(4000, 'x'), "beta gammA"}, "alpha beta gamma", false);
 }
 
-TEST_F(TextStreamTest, AStopInsideAStopThatFails) {
+TEST_F(TextStreamTest, AStopInsideAStopThatFails_G06) {
   EXPECT_EQ(stream("aabaabaac", {"aabaac"}).text, "aab");
   EXPECT_EQ(stream("xabcabd", {"abcd", "abd"}).text, "xabc");
   EXPECT_EQ(stream("aaaa", {"aaa"}).text, "");
 }
 
-TEST_F(TextStreamTest, TextIsHeldBackNoLongerThanNeeded) {
+TEST_F(TextStreamTest, TextIsHeldBackNoLongerThanNeeded_G06) {
   TextStream stream(*tokenizer_, {"beta"});
   std::string text;
   for (unsigned char byte : std::string("alpha ")) text += stream.add(byte);
@@ -84,7 +84,7 @@ TEST_F(TextStreamTest, TextIsHeldBackNoLongerThanNeeded) {
   EXPECT_EQ(stream.finish(), "");
 }
 
-TEST_F(TextStreamTest, CharactersComeWhole) {
+TEST_F(TextStreamTest, CharactersComeWhole_C07) {
   const std::string text = "gr\xc3\xbc\xc3\x9f \xf0\x9f\x98\x80!";
   TextStream stream(*tokenizer_, {});
   std::string all;
@@ -104,7 +104,7 @@ TEST_F(TextStreamTest, CharactersComeWhole) {
 }
 
 /// A stop string may begin inside a character: the text before that character is what remains.
-TEST_F(TextStreamTest, AStopThatBeginsInsideACharacter) {
+TEST_F(TextStreamTest, AStopThatBeginsInsideACharacter_G06) {
   const Result got = stream("gr\xc3\xbc\xc3\x9f", {"\xc3\x9f"});
   EXPECT_EQ(got.text, "gr\xc3\xbc");
   EXPECT_TRUE(got.stopped);
@@ -118,7 +118,7 @@ TEST_F(TextStreamTest, ControlTokensHaveNoText) {
   EXPECT_EQ(stream.add('a') + stream.add(258) + stream.add('b') + stream.add(100000) + stream.finish(), "ab");
 }
 
-TEST_F(TextStreamTest, TheRestMayCompleteAStop) {
+TEST_F(TextStreamTest, TheRestMayCompleteAStop_G06) {
   const Result got = stream("ab\xc3", {"b\xef\xbf\xbd"});  // the dangling byte turns into U+FFFD at the end
   EXPECT_EQ(got.text, "a");
   EXPECT_TRUE(got.stopped);

@@ -162,7 +162,7 @@ TEST_F(Llama3, PublishedVectors) {
   EXPECT_EQ(count, 47);
 }
 
-TEST_F(Llama3, SplitsDigitsContractionsAndLineEnds) {
+TEST_F(Llama3, SplitsDigitsContractionsAndLineEnds_C01_C06) {
   const std::vector<std::pair<std::string, Ids>> cases = {
       {"3333+777?", {8765, 18, 10, 15831, 30}},
       {"12345678901", {4513, 10961, 16474, 1721}},
@@ -207,7 +207,7 @@ std::string repeated(const std::string& text, int count) {
   return all;
 }
 
-TEST_F(Llama3, LongRunsTakeLinearTime) {
+TEST_F(Llama3, LongRunsTakeLinearTime_C08) {
   struct Run {
     std::string unit;
     int count;
@@ -230,7 +230,7 @@ TEST_F(Llama3, LongRunsTakeLinearTime) {
 }
 
 // 5 MB/s or more on one core, whatever the run. One thread: encode() has no others.
-TEST_F(Llama3, C08_AnyRunAtFiveMegabytesASecond) {
+TEST_F(Llama3, AnyRunAtFiveMegabytesASecond_C08) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "sanitizers are slower than that";
 #endif
@@ -249,7 +249,7 @@ std::vector<std::string> streamed(const Tokenizer& tokenizer, const Ids& ids) {
   return pieces;
 }
 
-TEST_F(Llama3, StreamsWholeCharacters) {
+TEST_F(Llama3, StreamsWholeCharacters_C07) {
   using Pieces = std::vector<std::string>;
   EXPECT_EQ(streamed(*tokenizer_, {9468, 99, 247}), (Pieces{"", "", "\U0001F999", ""}));
   EXPECT_EQ(streamed(*tokenizer_, {9468, 99}), (Pieces{"", "", "\uFFFD"}));
@@ -296,7 +296,7 @@ TEST(TokenizerJson, AnyBytesComeBack) {
   EXPECT_EQ(text_ids(*tokenizer, std::string("a\0aa\xC3\xA9\xC3", 7)), (Ids{'a', 0, 259, 260, 0xC3}));
 }
 
-TEST(TokenizerJson, StreamNeverHoldsBackText) {
+TEST(TokenizerJson, StreamNeverHoldsBackText_C07) {
   const auto tokenizer = load(byte_fixture());
   EXPECT_EQ(streamed(*tokenizer, {0x4D, 0xDA, 0x9B, 0xA2, 0x04, 0x4F}),
             (std::vector<std::string>{"M", "", "\u069B", "\uFFFD", "\x04", "O", ""}));
@@ -317,14 +317,14 @@ std::string toy(const std::string& merges) {
   return R"({"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2," ":3," a":4},"merges":[)" + merges + "]}}";
 }
 
-TEST(TokenizerJson, MergesAsStringsAndAsPairs) {
+TEST(TokenizerJson, MergesAsStringsAndAsPairs_C09) {
   EXPECT_EQ(text_ids(*load(toy(R"("a b")")), "ab"), Ids{2});
   EXPECT_EQ(text_ids(*load(toy(R"(["a","b"])")), "ab"), Ids{2});
   EXPECT_EQ(text_ids(*load(toy(R"("a b",[" ","a"])")), "ab a"), (Ids{2, 4}));
   EXPECT_EQ(load(toy(""))->decode({4, 2}), " aab");
 }
 
-TEST(TokenizerJson, RefusesBrokenMerges) {
+TEST(TokenizerJson, RefusesBrokenMerges_C09) {
   expect_refused(toy(R"("a x")"), "\"x\"");
   expect_refused(toy(R"("b a")"), "\"ba\"");
   for (const char* merge :
@@ -335,7 +335,7 @@ TEST(TokenizerJson, RefusesBrokenMerges) {
   expect_refused(replaced(toy(""), "[]", "\"a b\""), "merges");
 }
 
-TEST(TokenizerJson, RefusesUnknownPartsByName) {
+TEST(TokenizerJson, RefusesUnknownPartsByName_C09) {
   const std::string good = byte_fixture();
   ASSERT_EQ(refusal(good), "");
   const auto with_pre = [&](const std::string& pre) {
@@ -391,7 +391,7 @@ TEST(TokenizerJson, RefusesHostileFiles) {
   expect_refused(good, "true or false", R"({"eos_token":null,"add_bos_token":1})");
 }
 
-TEST(TokenizerJson, WhoDecidesAboutBos) {
+TEST(TokenizerJson, WhoDecidesAboutBos_C10) {
   const std::string with_template = byte_fixture();
   const size_t begin = with_template.find("\"post_processor\":") + 17, end = with_template.find(",\"decoder\"");
   const std::string without = std::string(with_template).replace(begin, end - begin, kByteLevel);
@@ -436,7 +436,7 @@ Ids marked_ids(const Tokenizer& tokenizer, const std::vector<std::string>& parts
   return tokenizer.encode_marked(text, marks);
 }
 
-TEST(TokenizerJson, ControlTokensOnlyWhereNothingIsData) {
+TEST(TokenizerJson, ControlTokensOnlyWhereNothingIsData_C11) {
   const auto tokenizer = load(byte_fixture("", "", R"(,{"id":259,"content":"<|eot|>x","special":true},
       {"id":260,"content":"<tool>","special":false,"normalized":true})"),
                               R"({"bos_token":"<|bos|>","eos_token":{"content":"<|eos|>"},"pad_token":"<pad>"})");

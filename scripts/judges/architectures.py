@@ -38,7 +38,15 @@ def case(name, build=None, config=None, drop=(), biases=(), head_norm=False, lm_
             "head_norm": head_norm, "lm_head": lm_head, "values": values or {}}
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
 CASES = [
+    case("llama"),
+    case("llama, llama3", config={"rope_scaling": LLAMA3}),
+    case("llama, linear", config={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    case("llama, yarn", config={"rope_scaling": {**YARN, "original_max_position_embeddings": 64}}),
+    case("llama, yarn, its factor given", config={"rope_scaling": {**YARN, "original_max_position_embeddings": 64, "attention_factor": 1.0}}),
+    case("llama, KV heads not given", build={"num_key_value_heads": 4}, drop=["num_key_value_heads"]),
     case("llama, every bias", config={"attention_bias": True, "mlp_bias": True}, biases=["qkv", "o", "mlp"]),
     case("llama, half rotary", config={"partial_rotary_factor": 0.5}),
     case("llama, quarter rotary, yarn", build={"head_dim": 32},

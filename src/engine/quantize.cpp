@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iomanip>
@@ -27,7 +29,7 @@ void write_text(const fs::path& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
-  FUT_CHECK(file.good(), path.string(), ": could not be written");
+  FUT_CHECK(file.good(), path.string(), ": cannot write ", text.size(), " bytes: ", strerror(errno));
 }
 
 /// A folder under a temporary name that disappears unless it is kept.
