@@ -11,6 +11,7 @@ import argparse
 import json
 import pathlib
 import sys
+from importlib.metadata import version
 
 # This file has the package's name, and Python would look here first.
 sys.path = [path for path in sys.path if pathlib.Path(path or ".").resolve() != pathlib.Path(__file__).resolve().parent]
@@ -65,6 +66,7 @@ def main():
         VECTORS.write_text(made)
     elif VECTORS.read_text() != made:
         sys.exit(f"{VECTORS}: differs from what compressed-tensors says")
+    print(f"compressed-tensors {version('compressed-tensors')}: {len(CASES)} tensors, 0 differ from {VECTORS.name}")
 
 
 if __name__ == "__main__":
