@@ -127,7 +127,7 @@ TEST(Cases, HeaderWithSpacesAtItsEnd_B06) {
   EXPECT_NEAR(hello_nll(*Engine::load(folder.path(), f32())), kBaseNll, 1e-4);
 }
 
-TEST(Cases, ShardsOfUnusualNamesAndOneThatIsMissing_B07) {
+TEST(Cases, ShardsOfUnusualNamesAndOneThatIsMissingOrEmpty_B02_B07) {
   const Tensors source;
   const auto tensors = source.checkpoint->tensors();
   const TempFolder folder;
@@ -148,6 +148,9 @@ TEST(Cases, ShardsOfUnusualNamesAndOneThatIsMissing_B07) {
   std::filesystem::remove(folder.file("model.safetensors-00002-of-00003.safetensors"));
   expect_refused([&] { Engine::load(folder.path(), f32()); },
                  {"model.safetensors-00002-of-00003.safetensors", "incomplete"});
+  folder.write("model.safetensors-00002-of-00003.safetensors", "");
+  expect_refused([&] { Engine::load(folder.path(), f32()); },
+                 {"model.safetensors-00002-of-00003.safetensors", "0 bytes are too few"});
 }
 
 /// Norms in F32, projections in BF16, embedding and head in F16: what is stored counts, whatever the configuration
