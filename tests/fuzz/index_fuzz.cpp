@@ -1,8 +1,8 @@
 // Sharded folders: the index, its shards, and the quantised layouts whose parts must fit one another.
 #include <cstring>
 
-#include "io/checkpoint.h"
 #include "mutate.h"
+#include "use_tensor.h"
 
 namespace fut::fuzz {
 namespace {
@@ -65,11 +65,7 @@ class IndexTarget final : public Target {
     const auto checkpoint = Checkpoint::open(folder);
     for (const TensorInfo& tensor : checkpoint->tensors()) {
       require(checkpoint->find(tensor.name) != nullptr, "a listed tensor is not found");
-      may_refuse(folder, [&] {
-        uint64_t elements = 1;
-        for (const int64_t extent : tensor.shape) elements *= static_cast<uint64_t>(extent);
-        require(checkpoint->read_f32(tensor.name).size() == elements, "read_f32 gives another count than the shape");
-      });
+      may_refuse(folder, [&] { use_tensor(*checkpoint, tensor); });
       if (tensor.type == "pack-quantized") continue;  // has no bytes of its own
       int64_t size = -1;
       const uint8_t* const bytes = checkpoint->raw(tensor.name, &size);
