@@ -20,6 +20,13 @@ inline void use_tokenizer(const Tokenizer& tokenizer, const std::string& text) {
     decoder.finish();
     tokenizer.decode(ids);
   }
+  // A word longer than those that are merged by searching: the text without its spaces, again and again.
+  std::string word;
+  for (size_t i = 0; i < 20 * text.size() && word.size() < 300; ++i) {
+    const char c = text[i % text.size()];
+    if (c != ' ' && c != '\n') word += c;
+  }
+  known(tokenizer.encode(word, false, ControlTokens::as_text));
   std::string marks(text.size(), '\0');
   for (size_t i = 0; i < marks.size(); ++i) marks[i] = i % 7 < 3 ? '\1' : '\0';
   known(tokenizer.encode_marked(text, marks));
