@@ -27,7 +27,7 @@ std::vector<float> Checkpoint::read_f32(const std::string& name) const {
 bool Checkpoint::check_rows(const TensorInfo& tensor, int64_t first, int64_t count) {
   const int64_t rows = rows_of(tensor);
   FUT_CHECK(first >= 0 && count >= 0 && first <= rows && count <= rows - first, tensor.file, ": tensor ",
-            printable(tensor.name), ": rows ", first, " to ", first + count, " of ", rows);
+            printable(tensor.name), ": ", count, " rows from ", first, " on, of ", rows);
   return count == rows;
 }
 
