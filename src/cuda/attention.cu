@@ -17,9 +17,8 @@ int attention_splits(int kv_heads) {
   return splits > 1 ? splits : 1;
 }
 
-int attention_splits_a_block(int rows, int kv_heads, int splits, int64_t position) {
+int attention_pieces_a_block(int rows, int kv_heads, int pieces) {
   constexpr int kBlocksAnSm = 2;
-  const int pieces = AttentionCut(static_cast<int>(position / kKvPageTokens), splits).pieces;
   const int blocks = std::max<int64_t>(1, int64_t{kBlocksAnSm} * multiprocessors() / (int64_t{rows} * kv_heads));
   return (pieces + blocks - 1) / blocks;
 }

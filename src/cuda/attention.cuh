@@ -37,9 +37,9 @@ class AttentionBlock {
         pair_(warp_ >> 1),
         memory_(memory),
         starts_(starts) {
-    const int blocks = (args.splits + args.splits_a_block - 1) / args.splits_a_block, J = args.cache.kv_heads;
+    const int blocks = (args.pieces + args.pieces_a_block - 1) / args.pieces_a_block, J = args.cache.kv_heads;
     const int unit = blockIdx.x / blocks;
-    first_ = blockIdx.x % blocks * args.splits_a_block;
+    first_ = blockIdx.x % blocks * args.pieces_a_block;
     head_ = unit % J;
     row_ = unit / J;
     group_ = args.heads / J;
@@ -62,7 +62,7 @@ class AttentionBlock {
   __device__ void locate() {
     sequence_ = args_.map.sequence[row_];
     piece_.locate(args_.map.position[row_], args_.splits, first_);
-    end_ = min(first_ + args_.splits_a_block, piece_.pieces);
+    end_ = min(first_ + args_.pieces_a_block, piece_.pieces);
     if (Shape::kInt4) slot_ = args_.cache.slot[sequence_], tail_ = args_.cache.tail_in[sequence_];
     ahead_ = piece_;
     ahead_split_ = first_;
@@ -70,15 +70,21 @@ class AttentionBlock {
     skip_empty();
   }
 
+  /// The pair's first items, where earlier steps wrote them: the previous kernel need not have finished.
+  __device__ void fetch_early() {
+    while (fetched_ < kPairSlots && ahead_split_ < end_ && is_old(ahead_item_)) fetch_next();
+  }
+
   __device__ void run() {
     if (first_ >= piece_.pieces) return;
-    fetch_next();
+    if (fetched_ == 0) fetch_next();
     const KvCache& cache = args_.cache;
     AttentionWarp<Shape> core;
     core.begin(args_.q + (int64_t{row_} * args_.heads + head_ * group_) * E, group_,
                Shape::kInt4 ? cache.key_factor[head_] : 1.0f, Shape::kInt4 ? cache.value_factor[head_] : 1.0f,
                starts_ + warp_ * AttentionWarp<Shape>::kStartFloats);
     uint32_t slot = 0, parity = 0;
+    int taken = 0;
     for (int split = first_; split < end_; ++split) {
       if (split > first_) {
         piece_.move_to(split);
@@ -86,7 +92,7 @@ class AttentionBlock {
       }
 #pragma unroll 1
       for (int item = pair_; item < piece_.items; item += kPairs) {
-        fetch_next();
+        if (fetched_ < ++taken + 1) fetch_next();
         barrier_wait(full_ + 8 * slot, parity);
         if (piece_.takes(warp_, item)) core.attend(piece_, item, warp_, slots_ + slot * Shape::kSlotBytes);
         __syncwarp();
@@ -126,6 +132,12 @@ class AttentionBlock {
     }
     const int64_t tail = (slot_ * 2 + tail_) * c.kv_heads + head_;
     return c.tails + ((tail * 2 + which) * kKvPageTokens + token % kKvPageTokens) * E;
+  }
+
+  __device__ bool is_old(int item) const {
+    if (args_.k) return false;  // prefill: rows and pages of this call
+    return Shape::kInt4 ? ahead_.is_page(item) || ahead_.is_sink(item)
+                        : ahead_.tile_start(item) + 16 <= ahead_.position;
   }
 
   /// To the next split of this block that holds an item for this pair.
@@ -220,7 +232,7 @@ class AttentionBlock {
   __device__ void merge_splits() {
     __shared__ bool last;
     const float* parts = partials();
-    const unsigned blocks = (piece_.pieces + args_.splits_a_block - 1) / args_.splits_a_block;
+    const unsigned blocks = (piece_.pieces + args_.pieces_a_block - 1) / args_.pieces_a_block;
     __threadfence();  // the parts before the arrival
     __syncthreads();
     if (threadIdx.x == 0)
@@ -286,8 +298,9 @@ __global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 2 : 1)
   __shared__ __align__(8) float starts[kAttentionWarps * AttentionWarp<Shape>::kStartFloats];
   release_next_kernel();
   AttentionBlock<Shape> block(args, memory, full, empty, starts);
+  block.locate();  // what the host has sent
+  block.fetch_early();
   wait_for_previous_kernel();
-  block.locate();
   copy_engine_fence();  // rows that the previous kernel wrote, the copy engine reads
   block.run();
 }
@@ -295,7 +308,7 @@ __global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 2 : 1)
 template <Dtype kDtype, int E>
 void launch_attention(const char* op, const AttentionLaunch& args, cudaStream_t stream) {
   const int64_t blocks =
-      int64_t{args.rows} * args.cache.kv_heads * ((args.splits + args.splits_a_block - 1) / args.splits_a_block);
+      int64_t{args.rows} * args.cache.kv_heads * ((args.pieces + args.pieces_a_block - 1) / args.pieces_a_block);
   FUT_CHECK(blocks < 1ll << 31, op, ": ", args.rows, " rows in one launch are too many");
   const auto run = [&](auto shape) {
     using Shape = decltype(shape);

@@ -26,7 +26,8 @@ struct AttentionLaunch {
   float out_scale = 1.0f;  ///< f16: out = value / out_scale, saturated
   unsigned long long* saturated = nullptr;
   int splits = 1;               ///< a row's pages are cut into at most this many pieces
-  int splits_a_block = 1;       ///< attention_splits_a_block(); changes nothing in the result
+  int pieces = 1;               ///< of the row with most of them
+  int pieces_a_block = 1;       ///< attention_pieces_a_block(); changes nothing in the result
   float* partial = nullptr;     // attention_partial_bytes(), where splits > 1
   unsigned* arrived = nullptr;  // (T, J) zeros; left as zeros
 };
@@ -46,9 +47,8 @@ struct AttentionCut {
 /// Pieces that a row's pages are cut into, at most. It depends on the number of KV heads and the card alone, so that a
 /// sequence gives the same bits alone and in a batch.
 int attention_splits(int kv_heads);
-/// As many as leave every SM something to do, where the longest row's query is at `position`: the fewer blocks a row
-/// and head has, the fewer begin, merge and end.
-int attention_splits_a_block(int rows, int kv_heads, int splits, int64_t position);
+/// As many as leave every SM something to do: the fewer blocks a row and head has, the fewer begin, merge and end.
+int attention_pieces_a_block(int rows, int kv_heads, int pieces);
 size_t attention_partial_bytes(int rows, int heads, int head_dim, int splits);
 
 void attention(const char* op, const AttentionLaunch& args, cudaStream_t stream);

@@ -83,19 +83,20 @@ __global__ void finish_qkv_kernel(const __grid_constant__ QkvFinish args) {
   const int E = c.layout.head_dim, H = args.heads, J = c.kv_heads, h = blockIdx.x, i = threadIdx.x;
   const int64_t t = blockIdx.y;
   release_next_kernel();
-  wait_for_previous_kernel();
+  // Tables and what the host has sent, while the previous kernel still runs.
   const int64_t position = args.map.position[t];
+  const int half = args.rope.rotary_dim / 2, pair = i < half ? i : i - half;
+  const bool turns = h < H + J && i < 2 * half;
+  const float cos = turns ? args.rope.cos[position * half + pair] : 0.0f,
+              sin = turns ? args.rope.sin[position * half + pair] : 0.0f;
+  const float mean = h >= H && h < H + J && c.key_mean ? c.key_mean[(h - H) * E + i] : 0.0f;
+  wait_for_previous_kernel();
   float x = args.y[(t * (H + 2 * J) + h) * E + i];
   if (h < H + J) {
-    const int half = args.rope.rotary_dim / 2;
     head[i] = x;
     __syncthreads();  // closes: a partner's value read before it is written
-    if (i < 2 * half) {
-      const int pair = i < half ? i : i - half;
-      const float cos = args.rope.cos[position * half + pair], sin = args.rope.sin[position * half + pair];
-      x = i < half ? x * cos - head[i + half] * sin : x * cos + head[i - half] * sin;
-    }
-    if (h >= H && c.key_mean) x -= c.key_mean[(h - H) * E + i];
+    if (turns) x = i < half ? x * cos - head[i + half] * sin : x * cos + head[i - half] * sin;
+    if (h >= H && c.key_mean) x -= mean;
     if (c.layout.dtype == Dtype::int4) x = rotate(x, exchange, E);
   }
   if (h < H) {

@@ -503,8 +503,11 @@ class CudaBackend final : public Backend {
     a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
     if (decode) {
       a.splits = attention_splits(a.cache.kv_heads);
-      const int64_t longest = *std::max_element(args.batch.past, args.batch.past + args.batch.sequences);
-      a.splits_a_block = attention_splits_a_block(a.rows, a.cache.kv_heads, a.splits, longest);
+      for (int64_t b = 0; b < args.batch.sequences; ++b) {
+        const AttentionCut cut(static_cast<int>(args.batch.past[b] / kKvPageTokens), a.splits);
+        a.pieces = std::max(a.pieces, cut.pieces);
+      }
+      a.pieces_a_block = attention_pieces_a_block(a.rows, a.cache.kv_heads, a.pieces);
       a.partial = partial_.reserve<float>(
           attention_partial_bytes(a.rows, a.heads, a.cache.layout.head_dim, a.splits) / 4, stream_);
       a.arrived = arrived_.reserve<unsigned>(static_cast<size_t>(a.rows) * a.cache.kv_heads, stream_, true);

@@ -87,13 +87,14 @@ class WideBlock {
     int slot = 0;
     uint32_t parity = 0;
     for (int at = run_.first; at < run_.end; at += stride_) {
+      const int row_tiles = min(2 * W, pairs_ ? 2 * (run_.end - at) : run_.end - at);
       float acc[2 * W][NB][4] = {};
       for (int chunk = 0; chunk < chunks_; ++chunk) {
         barrier_wait(full_ + 8 * slot, parity);
 #pragma unroll
         for (int i = 0; i < Shape::kTilesPerWarp; ++i) {
           const int tile = warp + i * kClasses;
-          if (chunk * kChunk + tile < col_tiles_) multiply(acc, ring_ + slot * stage_bytes_, chunk, tile, lane);
+          if (chunk * kChunk + tile < col_tiles_) multiply(acc, ring_ + slot * stage_bytes_, chunk, tile, row_tiles, lane);
         }
 #pragma unroll
         for (int w = 0; w < 2 * W; ++w) {
@@ -107,7 +108,7 @@ class WideBlock {
           parity ^= 1;
         }
       }
-      reduce(acc, at, warp, lane);
+      reduce(acc, at, row_tiles, warp, lane);
     }
   }
 
@@ -149,7 +150,8 @@ class WideBlock {
     }
   }
 
-  __device__ void multiply(float (&acc)[2 * W][NB][4], uint32_t stage, int chunk, int tile, int lane) const {
+  __device__ void multiply(float (&acc)[2 * W][NB][4], uint32_t stage, int chunk, int tile, int row_tiles,
+                           int lane) const {
     const int block = tile / kBlockTiles;
     const int pitch = min(kBlockTiles, col_tiles_ - chunk * kChunk - block * kBlockTiles) * 128;
     const uint32_t all = stage + Shape::kWeightBytes;
@@ -170,54 +172,56 @@ class WideBlock {
     }
 #pragma unroll
     for (int w = 0; w < 2 * W; ++w) {
+      if (NB > 1 && w >= row_tiles) break;
       const typename Tile::Words words = Tile::load(stage + (w * kChunk + tile) * Tile::kBytes, lane);
 #pragma unroll
       for (int nb = 0; nb < NB; ++nb) Tile::multiply(acc[w][nb], words, b[nb], start[nb]);
     }
   }
 
-  __device__ void reduce(const float (&acc)[2 * W][NB][4], int at, int warp, int lane) const {
-    constexpr int kColumns = Shape::kColumns;
-    float4* mine = reinterpret_cast<float4*>(reduce_) + warp * 2 * kColumns * 32 + lane;
+  /// The sums of all warps meet in shared memory, [class][row tile of the pair][column tile][part][lane]: a lane's four
+  /// parts are rows g and g + 8 in columns 2t and 2t + 1. A warp finishes one part of a tile (SwiGLU: of both tiles).
+  __device__ void reduce(const float (&acc)[2 * W][NB][4], int at, int row_tiles, int warp, int lane) const {
+    constexpr int kColumns = Shape::kColumns, kParts = kColumns * 4;
+    float* mine = reduce_ + warp * 2 * kParts * 32 + lane;
 #pragma unroll
     for (int w = 0; w < W; ++w) {
+      if (2 * w >= row_tiles) break;
 #pragma unroll
       for (int first = 0; first < NB; first += kColumns) {
+        if (first * 8 >= args_.batch) break;
         named_barrier(1, kWideConsumers);  // closes: sums overwritten while read
 #pragma unroll
-        for (int i = 0; i < 2 * kColumns; ++i) {
-          const float* v = acc[2 * w + i / kColumns][first + i % kColumns];
-          mine[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
-        }
+        for (int i = 0; i < 2 * kParts; ++i)
+          mine[i * 32] = acc[2 * w + i / kParts][first + i / 4 % kColumns][i % 4];
         named_barrier(1, kWideConsumers);  // closes: sums read before all are there
-        const int outputs = (pairs_ ? 128 : 256) * kColumns;
-        for (int i = threadIdx.x; i < outputs; i += kWideConsumers) finish(at, w, first * 8, i);
+        for (int i = warp; i < (pairs_ ? kParts : 2 * kParts); i += kWideWarps)
+          finish(at, w, i / kParts, first * 8, i % kParts, lane);
       }
     }
   }
 
-  /// Output i of the sequences from first_n on and the two row tiles (the pair) w.
-  __device__ void finish(int at, int w, int first_n, int i) const {
-    const int r = pairs_ ? 0 : i >> 4 & 1, column = pairs_ ? i >> 4 : i >> 5, n = first_n + column;
-    const int row = row_tile(at, w, r) * 16 + i % 16;
+  /// Part `part` of kParts of row tile r of pair w (SwiGLU: of both), for the sequences from first_n on.
+  __device__ void finish(int at, int w, int r, int first_n, int part, int lane) const {
+    const int n = first_n + part / 4 * 8 + 2 * (lane & 3) + (part & 1);
+    const int in_tile = (lane >> 2) + (part & 2) * 4, row = row_tile(at, w, r) * 16 + in_tile;
     if (n >= args_.batch || !real(at, w, r) || row >= args_.rows) return;
-    const float y = value(r, i % 16, column, n, row);
-    if (args_.finish == Finish::plain) {
-      static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] = y;
-    } else if (args_.finish == Finish::residual) {
-      static_cast<float*>(args_.out)[int64_t{n} * args_.rows + row] += y;
+    float* out = static_cast<float*>(args_.out) + int64_t{n} * args_.rows + row;
+    const float before = args_.finish == Finish::residual ? *out : 0.0f;  // it comes from far
+    const float y = finish_sum<Tile>(args_, add_up(r, part, lane), in_tile, n, row);
+    if (args_.finish == Finish::swiglu) {
+      store_swiglu(args_, y, finish_sum<Tile>(args_, add_up(1, part, lane), in_tile, n, row + args_.rows / 2), n, row);
     } else {
-      store_swiglu(args_, y, value(1, i % 16, column, n, row + args_.rows / 2), n, row);
+      *out = args_.finish == Finish::residual ? before + y : y;
     }
   }
 
-  __device__ float value(int r, int row_in_tile, int column, int n, int row) const {
-    const int lane = (row_in_tile & 7) * 4 + (column & 7) / 2, part = (row_in_tile >> 3) * 2 + (column & 1);
+  __device__ float add_up(int r, int part, int lane) const {
+    constexpr int kParts = Shape::kColumns * 4;
     float classes[kClasses];
 #pragma unroll
-    for (int c = 0; c < kClasses; ++c)
-      classes[c] = reduce_[(((c * 2 + r) * Shape::kColumns + column / 8) * 32 + lane) * 4 + part];
-    return finish_sum<Tile>(args_, add_classes(classes), row_in_tile, n, row);
+    for (int c = 0; c < kClasses; ++c) classes[c] = reduce_[((c * 2 + r) * kParts + part) * 32 + lane];
+    return add_classes(classes);
   }
 
   const GemmArgs& args_;
