@@ -273,7 +273,7 @@ class AttentionBlock {
       static_cast<Bf16*>(args_.out)[at] = to_bf16(value);
     } else {
       const float scaled = value * __frcp_rn(args_.out_scale);  // a power of two
-      static_cast<Half*>(args_.out)[at] = to_half_saturated(scaled);
+      static_cast<Half*>(args_.out)[at] = half_saturated(scaled);
       if (args_.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args_.saturated, 1ull);
     }
   }

@@ -77,6 +77,31 @@ class AttentionWarp {
     load_queries();
     state_.clear();
   }
+  /// The same with queries (group, E) in FP16 too and a factor a head, as HalfQuery has it; those in shared memory.
+  __device__ void begin_ready(const Bf16* queries, uint32_t half_queries, uint32_t factors, int group, float key_factor,
+                              float value_factor, float* starts) {
+    static_assert(Shape::kInt4 && NB == 1);
+    lane_ = threadIdx.x & 31;
+    queries_ = queries, group_ = group;
+    key_factor_ = key_factor, value_factor_ = value_factor, starts_ = shared_address(starts);
+    const uint32_t row = half_queries + min(lane_ >> 2, group - 1) * E * 2;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      for (int i = 0; i < 2; ++i) q_[s][0][i] = load_shared_4(row + channel(s, i) * 2);
+    }
+    for (int c = 0; c < 2; ++c) up_[0][c] = float_of(load_shared_4(factors + min(2 * (lane_ & 3) + c, group - 1) * 4));
+    make_starts(0);
+    __syncwarp();  // closes: starts read before they are written
+    state_.clear();
+  }
+  /// A power of two that brings a head's largest element to [1, 2), whatever the input, from the largest exponent's bits.
+  struct HalfQuery {
+    float down, up;
+    __device__ explicit HalfQuery(uint32_t largest) {
+      const int exponent = min(max(static_cast<int>(largest >> 23), 27), 227);  // also for all zeros, or NaN
+      down = float_of(static_cast<uint32_t>(254 - exponent) << 23), up = float_of(exponent << 23);
+    }
+  };
   __device__ void restart() { state_.clear(); }
 
   /// Warp w's part of an item.
@@ -204,7 +229,7 @@ class AttentionWarp {
     return step * 16 + (Shape::kE4m3 ? 4 * t + 2 * pair : 2 * t + 8 * pair);
   }
 
-  /// FP16 queries for codes. A power of two a head brings the largest element to [1, 2), whatever the input.
+  /// FP16 queries for codes.
   __device__ void load_queries() {
     if constexpr (Shape::kInt4 || Shape::kE4m3) {
 #pragma unroll
@@ -217,30 +242,32 @@ class AttentionWarp {
           }
         }
         for (int step = 1; step < 4; step *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
-        const int exponent = min(max(static_cast<int>(largest >> 23), 27), 227);  // also for all zeros, or NaN
-        const float down = float_of(static_cast<uint32_t>(254 - exponent) << 23), up = float_of(exponent << 23);
+        const HalfQuery scale(largest);
         for (int s = 0; s < kSteps; ++s) {
           for (int i = 0; i < 2; ++i) {
-            q_[s][nb][i] = half_pair(float_of(raw[s][i] << 16) * down, float_of(raw[s][i] & 0xffff0000u) * down);
+            q_[s][nb][i] = half_pair(float_of(raw[s][i] << 16) * scale.down, float_of(raw[s][i] & 0xffff0000u) * scale.down);
           }
         }
         const int t = lane_ & 3;
-        up_[nb][0] = __shfl_sync(~0u, up, 8 * t);
-        up_[nb][1] = __shfl_sync(~0u, up, 8 * t + 4);
-        if constexpr (Shape::kInt4) {
-          const uint32_t ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
-          for (int i = 0; i < E / kKvGroup; ++i) {
-            float d[4] = {};
-            mma(HalfOperand{}, d, ones, q_[2 * i][nb][0], q_[2 * i][nb][1]);
-            mma(HalfOperand{}, d, ones, q_[2 * i + 1][nb][0], q_[2 * i + 1][nb][1]);
-            if (lane_ < 4) {
-              store_shared_f2(starts_ + ((i * NB + nb) * 8 + 2 * t) * 4,
-                              make_float2(d[0] * (-7.5f / 16777216.0f), d[1] * (-7.5f / 16777216.0f)));
-            }
-          }
-        }
+        up_[nb][0] = __shfl_sync(~0u, scale.up, 8 * t);
+        up_[nb][1] = __shfl_sync(~0u, scale.up, 8 * t + 4);
+        if constexpr (Shape::kInt4) make_starts(nb);
       }
       if (Shape::kInt4) __syncwarp();  // closes: starts read before they are written
+    }
+  }
+
+  __device__ void make_starts(int nb) {
+    const uint32_t ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+#pragma unroll
+    for (int i = 0; i < E / kKvGroup; ++i) {
+      float d[4] = {};
+      mma(HalfOperand{}, d, ones, q_[2 * i][nb][0], q_[2 * i][nb][1]);
+      mma(HalfOperand{}, d, ones, q_[2 * i + 1][nb][0], q_[2 * i + 1][nb][1]);
+      if (lane_ < 4) {
+        store_shared_f2(starts_ + ((i * NB + nb) * 8 + 2 * lane_) * 4,
+                        make_float2(d[0] * (-7.5f / 16777216.0f), d[1] * (-7.5f / 16777216.0f)));
+      }
     }
   }
 

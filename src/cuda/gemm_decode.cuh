@@ -62,7 +62,7 @@ __device__ inline void store_swiglu(const GemmArgs& args, float gate, float up, 
     return;
   }
   const float scaled = h * __frcp_rn(args.out_scale);  // a power of two
-  static_cast<Half*>(args.out)[at] = to_half_saturated(scaled);
+  static_cast<Half*>(args.out)[at] = half_saturated(scaled);
   if (args.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args.saturated, 1ull);
 }
 

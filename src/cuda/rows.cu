@@ -83,7 +83,7 @@ __global__ void residual_operand_kernel(const __grid_constant__ Residual r, Dtyp
     if (weight == Dtype::bf16) {
       static_cast<Bf16*>(out)[to] = to_bf16(as_stored ? x : x * rstd);
     } else {
-      static_cast<Half*>(out)[to] = to_half_saturated(codes ? x : input_scale ? x * rstd * input_scale[k] : x * rstd);
+      static_cast<Half*>(out)[to] = half_saturated(codes ? x : input_scale ? x * rstd * input_scale[k] : x * rstd);
     }
   }
 }
@@ -126,7 +126,7 @@ __global__ void store_operand_kernel(const __grid_constant__ Operand a, const fl
     if (a.dtype == Dtype::bf16) {
       static_cast<Bf16*>(a.data)[at] = to_bf16(value);
     } else if (a.dtype == Dtype::f16) {
-      static_cast<Half*>(a.data)[at] = to_half_saturated(value / scale);
+      static_cast<Half*>(a.data)[at] = half_saturated(value / scale);
       clamped += fabsf(value / scale) > kHalfMax;
     } else {
       static_cast<E4m3*>(a.data)[at] = to_e4m3(value / scale);

@@ -143,6 +143,8 @@ class StepAttend {
 
  private:
   __device__ Bf16* queries() const { return reinterpret_cast<Bf16*>(c_.memory.queries()); }
+  __device__ Half* half_queries() const { return reinterpret_cast<Half*>(c_.memory.half_queries()); }
+  __device__ float* query_factors() const { return reinterpret_cast<float*>(half_queries() + kStepMaxHeads * E); }
   __device__ Bf16* fresh() const { return reinterpret_cast<Bf16*>(c_.memory.fresh()); }
   __device__ float* merge() const { return reinterpret_cast<float*>(c_.memory.activations()); }
   __device__ void sync() const { named_barrier(kBarrierConsumers, kStepConsumers); }
@@ -156,8 +158,8 @@ class StepAttend {
              // overwritten by sums while they are read
     if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
     AttentionWarp<Shape> core;
-    core.begin(queries(), group_, key_factor, value_factor,
-               c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
+    core.begin_ready(queries(), shared_address(half_queries()), shared_address(query_factors()), group_, key_factor,
+                     value_factor, c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
     const AttentionPiece<Shape>& piece = unit.piece;
 #pragma unroll 1
     for (int item = c_.warp / 2, left = unit.slots(); left > 0; --left, item += kPairs) {
@@ -233,19 +235,40 @@ class StepAttend {
         }
         rotate(x);
       }
-      Bf16* to = which < 0 ? queries() + i * E : fresh() + which * E;
-      Bf16* tail = which < 0 ? nullptr : unit.tail(args_, layer_, which) + position % kKvPageTokens * E;
-      Bf16* sink = which < 0 || position >= kKvSinkTokens
-                       ? nullptr
-                       : unit.sinks(args_, layer_, which) + static_cast<int64_t>(position) * E;
+      which < 0 ? keep_query(i, x) : keep_row(unit, which, x);
+    }
+  }
+
+  /// A query in BF16, and that in FP16.
+  __device__ void keep_query(int i, const float (&x)[kParts]) const {
+    float rounded[kParts];
+    uint32_t largest = 0;
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const Bf16 rounded = to_bf16(which < 0 ? x[part] * args_.q_scale : x[part]);
-        const int channel = c_.lane + 32 * part;
-        to[channel] = rounded;
-        if (tail) tail[channel] = rounded;
-        if (sink) sink[channel] = rounded;
-      }
+    for (int part = 0; part < kParts; ++part) {
+      const Bf16 query = to_bf16(x[part] * args_.q_scale);
+      queries()[i * E + c_.lane + 32 * part] = query;
+      rounded[part] = to_f32(query);
+      largest = max(largest, bits_of(rounded[part]) & 0x7f800000u);
+    }
+    const typename AttentionWarp<Shape>::HalfQuery scale(__reduce_max_sync(~0u, largest));
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      half_queries()[i * E + c_.lane + 32 * part] = half_saturated(rounded[part] * scale.down);
+    if (c_.lane == 0) query_factors()[i] = scale.up;
+  }
+
+  /// A new key or value: for this step's tile, into the tail, and into the sinks.
+  __device__ void keep_row(const StepUnit<Types>& unit, int which, const float (&x)[kParts]) const {
+    const int position = unit.piece.position;
+    Bf16* tail = unit.tail(args_, layer_, which) + position % kKvPageTokens * E;
+    Bf16* sink = position >= kKvSinkTokens ? nullptr : unit.sinks(args_, layer_, which) + position * E;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const Bf16 rounded = to_bf16(x[part]);
+      const int channel = c_.lane + 32 * part;
+      fresh()[which * E + channel] = rounded;
+      tail[channel] = rounded;
+      if (sink) sink[channel] = rounded;
     }
   }
 
@@ -304,7 +327,7 @@ class StepAttend {
     const float first = x * guard, second = y * guard;
     uint32_t pair;
     if constexpr (Types::Tile::kHalfOperand) {
-      pair = to_half_saturated(first).bits | uint32_t{to_half_saturated(second).bits} << 16;
+      pair = half_pair(first, second);
       const int clamped = (fabsf(first) > kHalfMax) + (fabsf(second) > kHalfMax);
       if (args_.saturated && clamped) atomicAdd(args_.saturated, static_cast<unsigned long long>(clamped));
     } else {

@@ -33,13 +33,14 @@ struct StepTypes {
   static constexpr int kItemBytes = kPairs * Attention::kSlotBytes;
   static constexpr int kSlotBytes = kChunkBytes > kItemBytes ? kChunkBytes : kItemBytes;
   static constexpr int kQueryBytes = kStepMaxHeads * E * 2, kNewBytes = 2 * E * 2;
+  static constexpr int kHalfQueryBytes = kStepMaxHeads * (E * 2 + 4);  ///< FP16 queries and their factors
   static constexpr int kFixedBytes =
       kSumsBytes + kQueryBytes + kNewBytes + kStepWarps * AttentionWarp<Attention>::kStartFloats * 4;
   static_assert(Attention::NB == 1 && Attention::kInt4);
 };
 
 /// Shared memory: ring | activations | sums | queries | new keys and values | starts | layers. Attention merges over
-/// activations and sums, which are idle then. The table of layers is here because the weights wash everything that is
+/// activations and sums, which are idle then, and has its FP16 queries at their end. The table of layers is here because the weights wash everything that is
 /// not touched for ten microseconds out of the L2 cache, and a pointer that comes from memory would stall its reader
 /// for one.
 template <class Types>
@@ -49,6 +50,7 @@ struct StepMemory {
   __device__ uint8_t* ring() const { return base; }
   __device__ uint8_t* activations() const { return base + args.stages * Types::kSlotBytes; }
   __device__ float* sums() const { return reinterpret_cast<float*>(activations() + args.staged_bytes); }
+  __device__ uint8_t* half_queries() const { return queries() - Types::kHalfQueryBytes; }
   __device__ uint8_t* queries() const { return activations() + args.staged_bytes + kSumsBytes; }
   __device__ uint8_t* fresh() const { return queries() + Types::kQueryBytes; }
   __device__ float* starts() const { return reinterpret_cast<float*>(fresh() + Types::kNewBytes); }

@@ -460,7 +460,7 @@ class StepFinish {
     const float h = swiglu_of(gate, up), scaled = h * __frcp_rn(scale);
     uint32_t bits;
     if constexpr (Tile::kHalfOperand) {
-      bits = to_half_saturated(scaled).bits;
+      bits = half_saturated(scaled).bits;
       if (valid && args_.saturated && fabsf(scaled) > kHalfMax) atomicAdd(args_.saturated, 1ull);
     } else {
       bits = to_bf16(h).bits;
