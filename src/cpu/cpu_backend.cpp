@@ -119,8 +119,10 @@ class CpuBackend final : public Backend {
     return data;
   }
   void release(void* data, size_t) override { std::free(data); }
-  void upload(void* to, const void* from, size_t bytes) override { memcpy(to, from, bytes); }
-  void download(void* to, const void* from, size_t bytes) override { memcpy(to, from, bytes); }
+  void upload(void* to, const void* from, size_t bytes) override {
+    if (bytes) memcpy(to, from, bytes);  // nothing may come from nowhere
+  }
+  void download(void* to, const void* from, size_t bytes) override { upload(to, from, bytes); }
 
   size_t free_bytes() const override { return available_memory(); }
 
