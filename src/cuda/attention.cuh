@@ -24,26 +24,35 @@
 
 namespace fut::cuda {
 
+/// A split and its piece. In shared memory, as what follows: it is looked at once an item, and registers are scarce.
+template <class Shape>
+struct alignas(16) AttentionAt {
+  AttentionPiece<Shape> piece;
+  int split, end;  ///< of this block's splits
+  int row, head, group, sequence;
+};
+
+/// What a warp fetches next.
+template <class Shape>
+struct alignas(16) AttentionAhead {
+  AttentionAt<Shape> at;
+  int item;
+  int fetched;     ///< items so far, by both warps of the pair
+  int window;      ///< page id of index window + lane, or 4 lane: AttentionBlock::id_
+  int slot, tail;  ///< of the sequence, INT4
+};
+
 template <class Shape>
 class AttentionBlock {
  public:
   static constexpr int E = Shape::E, NB = Shape::NB;
+  using At = AttentionAt<Shape>;
+  using Ahead = AttentionAhead<Shape>;
 
-  __device__ AttentionBlock(const AttentionLaunch& args, uint8_t* memory, uint64_t* full, uint64_t* empty,
-                            float* starts)
-      : args_(args),
-        warp_(threadIdx.x >> 5),
-        lane_(threadIdx.x & 31),
-        pair_(warp_ >> 1),
-        memory_(memory),
-        starts_(starts) {
-    const int blocks = (args.pieces + args.pieces_a_block - 1) / args.pieces_a_block, J = args.cache.kv_heads;
-    const int unit = blockIdx.x / blocks;
-    first_ = blockIdx.x % blocks * args.pieces_a_block;
-    head_ = unit % J;
-    row_ = unit / J;
-    group_ = args.heads / J;
-    slots_ = shared_address(memory) + pair_ * kPairSlots * Shape::kSlotBytes;
+  __device__ AttentionBlock(const AttentionLaunch& args, uint64_t* full, uint64_t* empty, float* starts, At* at,
+                            Ahead* ahead)
+      : args_(args), at_(at[threadIdx.x >> 5]), ahead_(ahead[threadIdx.x >> 5]), starts_(starts) {
+    slots_ = shared_address(memory()) + pair() * kPairSlots * Shape::kSlotBytes;
     full_ = shared_address(full);
     empty_ = shared_address(empty);
     if (threadIdx.x == 0) {
@@ -54,142 +63,165 @@ class AttentionBlock {
       barrier_init_fence();
     }
     __syncthreads();  // closes: barriers used before they are initialised
-    full_ += 8 * pair_ * kPairSlots;
-    empty_ += 8 * pair_ * kPairSlots;
+    full_ += 8 * pair() * kPairSlots;
+    empty_ += 8 * pair() * kPairSlots;
   }
 
   /// Where the row and its pages are.
   __device__ void locate() {
-    sequence_ = args_.map.sequence[row_];
-    piece_.locate(args_.map.position[row_], args_.splits, first_);
-    end_ = min(first_ + args_.pieces_a_block, piece_.pieces);
-    if (Shape::kInt4) slot_ = args_.cache.slot[sequence_], tail_ = args_.cache.tail_in[sequence_];
-    ahead_ = piece_;
-    ahead_split_ = first_;
-    ahead_item_ = pair_;
-    skip_empty();
+    const int blocks = (args_.pieces + args_.pieces_a_block - 1) / args_.pieces_a_block, J = args_.cache.kv_heads;
+    const int unit = blockIdx.x / blocks;
+    At at;
+    at.split = blockIdx.x % blocks * args_.pieces_a_block;
+    at.head = unit % J;
+    at.row = unit / J;
+    at.group = args_.heads / J;
+    at.sequence = args_.map.sequence[at.row];
+    at.piece.locate(args_.map.position[at.row], args_.splits, at.split);
+    at.end = min(at.split + args_.pieces_a_block, at.piece.pieces);
+    keep(at_, at);
+    Ahead next = {at, pair(), 0, INT_MIN / 2, 0, 0};
+    if (Shape::kInt4)
+      next.slot = static_cast<int>(args_.cache.slot[at_.sequence]), next.tail = args_.cache.tail_in[at_.sequence];
+    skip_empty(next);
+    keep(ahead_, next);
   }
 
   /// The pair's first items, where earlier steps wrote them: the previous kernel need not have finished.
   __device__ void fetch_early() {
-    while (fetched_ < kPairSlots && ahead_split_ < end_ && is_old(ahead_item_)) fetch_next();
+    while (ahead_.fetched < kPairSlots && ahead_.at.split < ahead_.at.end && is_old(ahead_.item)) fetch_next();
   }
 
   __device__ void run() {
-    if (first_ >= piece_.pieces) return;
-    if (fetched_ == 0) fetch_next();
+    if (at_.split >= at_.end) return;
+    if (ahead_.fetched == 0) fetch_next();
     const KvCache& cache = args_.cache;
     AttentionWarp<Shape> core;
-    core.begin(args_.q + (int64_t{row_} * args_.heads + head_ * group_) * E, group_,
-               Shape::kInt4 ? cache.key_factor[head_] : 1.0f, Shape::kInt4 ? cache.value_factor[head_] : 1.0f,
-               starts_ + warp_ * AttentionWarp<Shape>::kStartFloats);
-    uint32_t slot = 0, parity = 0;
-    int taken = 0;
-    for (int split = first_; split < end_; ++split) {
-      if (split > first_) {
-        piece_.move_to(split);
-        core.restart();
-      }
+    core.begin(args_.q + (int64_t{at_.row} * args_.heads + at_.head * at_.group) * E, at_.group,
+               Shape::kInt4 ? cache.key_factor[at_.head] : 1.0f, Shape::kInt4 ? cache.value_factor[at_.head] : 1.0f,
+               starts_ + warp() * AttentionWarp<Shape>::kStartFloats);
+    for (int taken = 0;;) {  // items of the pair so far
 #pragma unroll 1
-      for (int item = pair_; item < piece_.items; item += kPairs) {
-        if (fetched_ < ++taken + 1) fetch_next();
-        barrier_wait(full_ + 8 * slot, parity);
-        if (piece_.takes(warp_, item)) core.attend(piece_, item, warp_, slots_ + slot * Shape::kSlotBytes);
+      for (int item = pair(); item < at_.piece.items; item += kPairs, ++taken) {
+        const uint32_t slot = taken % kPairSlots;
+        if (ahead_.fetched < taken + 2) fetch_next();
+        barrier_wait(full_ + 8 * slot, taken / kPairSlots & 1);
+        if (at_.piece.takes(warp(), item)) core.attend(at_.piece, item, warp(), slots_ + slot * Shape::kSlotBytes);
         __syncwarp();
-        if (lane_ == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the slot overwritten while lanes still read it
-        if (++slot == kPairSlots) {
-          slot = 0;
-          parity ^= 1;
-        }
+        if (lane() == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the slot overwritten while lanes still read it
       }
-      merge_warps(core, split);
+      merge_warps(core);
+      At at = at_;
+      if (++at.split == at.end) break;
+      at.piece.move_to(at.split);
+      keep(at_, at);
+      core.restart();
     }
-    if (piece_.pieces > 1) merge_splits();
+    if (at_.piece.pieces > 1) merge_splits();
   }
 
  private:
   /// Page ids come 32 at a time, one a lane: a load for every page would keep its warp waiting for as long as the page.
-  __device__ const uint8_t* page(int index) {
+  __device__ const uint8_t* page(Ahead& next, int index) {
     const KvCache& c = args_.cache;
     constexpr int kStride = Shape::kInt4 ? kPairs : 1;  // a pair's items are that many pages apart
-    const int at = index - window_;
+    const int at = index - next.window;
     if (at < 0 || at % kStride != 0 || at >= 32 * kStride) {
-      window_ = index;
-      const int mine = index + lane_ * kStride, pages = ahead_.position / kKvPageTokens + 1;
-      id_ = mine < pages ? c.page_table[int64_t{sequence_} * c.table_width + mine] : 0;
+      next.window = index;
+      const int mine = index + lane() * kStride, pages = next.at.piece.position / kKvPageTokens + 1;
+      id_ = mine < pages ? static_cast<int>(c.page_table[int64_t{at_.sequence} * c.table_width + mine]) : 0;
     }
     const KvPageLayout layout{Shape::kDtype, E};
-    const int64_t id = __shfl_sync(~0u, id_, (index - window_) / kStride);
-    return c.pages + (id * c.kv_heads + head_) * layout.page_bytes();
+    const int64_t id = __shfl_sync(~0u, id_, (index - next.window) / kStride);
+    return c.pages + (id * c.kv_heads + at_.head) * layout.page_bytes();
   }
 
   /// Where the BF16 row (which: 0 key, 1 value) of a token lies: this call's rows, the tail, or the sinks.
-  __device__ const Bf16* exact_row(int64_t token, int which, bool sink) const {
+  __device__ const Bf16* exact_row(const Ahead& next, int token, int which, bool sink) const {
     const KvCache& c = args_.cache;
-    if (sink) return c.sinks + (((slot_ * c.kv_heads + head_) * 2 + which) * kKvSinkTokens + token) * E;
-    if (args_.k && token >= args_.map.past[sequence_]) {
-      return (which ? args_.v : args_.k) + ((row_ - (piece_.position - token)) * c.kv_heads + head_) * E;
+    if (sink) return c.sinks + (((int64_t{next.slot} * c.kv_heads + at_.head) * 2 + which) * kKvSinkTokens + token) * E;
+    if (args_.k && token >= args_.map.past[at_.sequence]) {
+      return (which ? args_.v : args_.k) +
+             (int64_t{at_.row - (at_.piece.position - token)} * c.kv_heads + at_.head) * E;
     }
-    const int64_t tail = (slot_ * 2 + tail_) * c.kv_heads + head_;
+    const int64_t tail = (int64_t{next.slot} * 2 + next.tail) * c.kv_heads + at_.head;
     return c.tails + ((tail * 2 + which) * kKvPageTokens + token % kKvPageTokens) * E;
+  }
+
+  __device__ static int warp() { return thread_index() >> 5; }
+  __device__ static int lane() { return thread_index() & 31; }
+  __device__ static int pair() { return thread_index() >> 6; }
+  __device__ static uint8_t* memory() {
+    extern __shared__ __align__(128) uint8_t bytes[];
+    return bytes;
   }
 
   __device__ bool is_old(int item) const {
     if (args_.k) return false;  // prefill: rows and pages of this call
-    return Shape::kInt4 ? ahead_.is_page(item) || ahead_.is_sink(item)
-                        : ahead_.tile_start(item) + 16 <= ahead_.position;
+    return Shape::kInt4 ? ahead_.at.piece.is_page(item) || ahead_.at.piece.is_sink(item)
+                        : ahead_.at.piece.tile_start(item) + 16 <= ahead_.at.piece.position;
   }
 
   /// To the next split of this block that holds an item for this pair.
-  __device__ void skip_empty() {
-    while (ahead_item_ >= ahead_.items && ahead_split_ < end_) {
-      ahead_item_ = pair_;
-      if (++ahead_split_ < end_) ahead_.move_to(ahead_split_);
+  __device__ void skip_empty(Ahead& next) const {
+    while (next.item >= next.at.piece.items && next.at.split < next.at.end) {
+      next.item = pair();
+      if (++next.at.split < next.at.end) next.at.piece.move_to(next.at.split);
     }
+  }
+  /// All lanes.
+  template <class What>
+  __device__ static void keep(What& what, const What& value) {
+    __syncwarp();  // closes: overwritten while other lanes still read
+    what = value;
+    __syncwarp();  // closes: read before it is written
   }
 
   /// The pair's next item into its slot; its two warps take turns.
   __device__ void fetch_next() {
-    if (ahead_split_ >= end_) return;
-    if (fetched_ % 2 == (warp_ & 1)) fetch(ahead_item_, fetched_ % kPairSlots, fetched_ / kPairSlots);
-    ++fetched_;
-    ahead_item_ += kPairs;
-    skip_empty();
+    Ahead next = ahead_;
+    if (next.at.split >= next.at.end) return;
+    if (next.fetched % 2 == (warp() & 1)) fetch(next);
+    ++next.fetched;
+    next.item += kPairs;
+    skip_empty(next);
+    keep(ahead_, next);
   }
 
-  __device__ void fetch(int item, int slot, int round) {
+  __device__ void fetch(Ahead& next) {
+    const int item = next.item, slot = next.fetched % kPairSlots, round = next.fetched / kPairSlots;
     const uint32_t data = slots_ + slot * Shape::kSlotBytes, barrier = full_ + 8 * slot;
     if (round > 0) barrier_wait(empty_ + 8 * slot, (round - 1) & 1);
-    if (!ahead_.is_page(item)) return fetch_tile(item, data, barrier);
+    if (!next.at.piece.is_page(item)) return fetch_tile(next, data, barrier);
     const uint32_t bytes = static_cast<uint32_t>(KvPageLayout{Shape::kDtype, E}.page_bytes());
-    const uint8_t* from = page(ahead_.page(item));
-    if (lane_ == 0) {
+    const uint8_t* from = page(next, next.at.piece.page(item));
+    if (lane() == 0) {
       barrier_expect(barrier, bytes);
       bulk_copy_once(data, from, bytes, barrier);
     }
   }
 
   /// Sixteen tokens, row by row: lanes 0-15 their keys, lanes 16-31 their values. Rows beyond the query are not there.
-  __device__ void fetch_tile(int item, uint32_t data, uint32_t barrier) {
-    const int start = ahead_.tile_start(item);
-    const int valid = ahead_.tile_tokens(item);
-    const int which = lane_ >> 4, row = lane_ & 15;
+  __device__ void fetch_tile(Ahead& next, uint32_t data, uint32_t barrier) {
+    const int start = next.at.piece.tile_start(next.item);
+    const int valid = next.at.piece.tile_tokens(next.item);
+    const int which = lane() >> 4, row = lane() & 15;
     const uint32_t to = data + which * Shape::kValueRows + row * Shape::kPitch;
     if (row >= valid) {
-      uint8_t* empty = memory_ + (to - shared_address(memory_));
-      for (int i = 0; i < Shape::kRowBytes; i += 16) *reinterpret_cast<uint4*>(empty + i) = make_uint4(0, 0, 0, 0);
+      const uint32_t zeros[4] = {};
+      for (int i = 0; i < Shape::kRowBytes; i += 16) store_shared_16(to + i, zeros);
       copy_engine_fence();  // the slot's next contents come by the copy engine
     }
     __syncwarp();  // closes: zeros read before they are written
-    if (lane_ == 0) barrier_expect(barrier, 2 * valid * Shape::kRowBytes + (Shape::kE4m3 ? 128 : 0));
+    if (lane() == 0) barrier_expect(barrier, 2 * valid * Shape::kRowBytes + (Shape::kE4m3 ? 128 : 0));
     __syncwarp();  // closes: bytes that land before they are expected
     const KvPageLayout layout{Shape::kDtype, E};
     const int token = start % kKvPageTokens;
-    const uint8_t* whole = Shape::kInt4 ? nullptr : page(start / kKvPageTokens);
+    const uint8_t* whole = Shape::kInt4 ? nullptr : page(next, start / kKvPageTokens);
     if (row < valid) {
       const void* from;
       if constexpr (Shape::kInt4) {
-        from = exact_row(start + row, which, ahead_.is_sink(item));
+        from = exact_row(next, start + row, which, next.at.piece.is_sink(next.item));
       } else {
         from = whole + which * layout.value_offset() + (token + row) * Shape::kRowBytes;
       }
@@ -202,29 +234,29 @@ class AttentionBlock {
   }
 
   /// Adds the warps' sums, in their order; the row's only piece is stored, others are left for merge_splits().
-  __device__ void merge_warps(AttentionWarp<Shape>& core, int split) {
-    float* sums = reinterpret_cast<float*>(memory_ + Shape::kRing);
+  __device__ void merge_warps(AttentionWarp<Shape>& core) {
+    float* sums = reinterpret_cast<float*>(memory() + Shape::kRing);
     float* ends = sums + kAttentionWarps * NB * 8 * E;
     __syncthreads();  // closes: sums of the last piece overwritten while read
-    core.publish(warp_, sums, ends);
+    core.publish(warp(), at_.group, sums, ends);
     __syncthreads();  // closes: sums read before all warps have written theirs
     float* parts = partials();
-    for (int i = threadIdx.x; i < group_ * E / 2; i += kAttentionThreads) {
+    for (int i = thread_index(); i < at_.group * E / 2; i += kAttentionThreads) {
       const int h = i / (E / 2), c = i % (E / 2) * 2;
       const WarpsMerged<Shape> m(sums, ends, h, c);
-      if (piece_.pieces == 1) {
+      if (at_.piece.pieces == 1) {
         store(h, c, m.x / m.sum), store(h, c + 1, m.y / m.sum);
         continue;
       }
-      float* part = parts + (split * group_ + h) * (E + 4);
+      float* part = parts + (at_.split * at_.group + h) * (E + 4);
       __stcg(reinterpret_cast<float2*>(part + c), make_float2(m.x, m.y));
       if (c == 0) __stcg(reinterpret_cast<float2*>(part + E), make_float2(m.top, m.sum));
     }
   }
 
   __device__ float* partials() const {
-    const int64_t unit = int64_t{row_} * args_.cache.kv_heads + head_;
-    return args_.partial + unit * args_.splits * group_ * (E + 4);
+    const int64_t unit = int64_t{at_.row} * args_.cache.kv_heads + at_.head;
+    return args_.partial + unit * args_.splits * at_.group * (E + 4);
   }
 
   /// The last block to arrive adds all pieces, in their order. Loads do not wait for one another: the ends first, then
@@ -232,29 +264,30 @@ class AttentionBlock {
   __device__ void merge_splits() {
     __shared__ bool last;
     const float* parts = partials();
-    const unsigned blocks = (piece_.pieces + args_.pieces_a_block - 1) / args_.pieces_a_block;
+    const unsigned blocks = (at_.piece.pieces + args_.pieces_a_block - 1) / args_.pieces_a_block;
     __threadfence();  // the parts before the arrival
     __syncthreads();
-    if (threadIdx.x == 0)
-      last = blocks == 1 || atomicInc(args_.arrived + row_ * args_.cache.kv_heads + head_, blocks - 1) == blocks - 1;
+    if (thread_index() == 0)
+      last =
+          blocks == 1 || atomicInc(args_.arrived + at_.row * args_.cache.kv_heads + at_.head, blocks - 1) == blocks - 1;
     __syncthreads();
     if (!last) return;
-    __threadfence();                                    // the arrivals before their parts
-    float2* ends = reinterpret_cast<float2*>(memory_);  // [head][piece]: factor and sum
-    for (int i = threadIdx.x; i < group_ * piece_.pieces; i += kAttentionThreads) {
-      ends[i] = __ldcg(
-          reinterpret_cast<const float2*>(parts + (i % piece_.pieces * group_ + i / piece_.pieces) * (E + 4) + E));
+    __threadfence();                                     // the arrivals before their parts
+    float2* ends = reinterpret_cast<float2*>(memory());  // [head][piece]: factor and sum
+    for (int i = thread_index(); i < at_.group * at_.piece.pieces; i += kAttentionThreads) {
+      ends[i] = __ldcg(reinterpret_cast<const float2*>(
+          parts + (i % at_.piece.pieces * at_.group + i / at_.piece.pieces) * (E + 4) + E));
     }
     __syncthreads();  // closes: ends read before they are there
-    for (int i = threadIdx.x; i < group_ * E / 4; i += kAttentionThreads) {
+    for (int i = thread_index(); i < at_.group * E / 4; i += kAttentionThreads) {
       const int h = i / (E / 4), c = i % (E / 4) * 4;
-      const float2* end = ends + h * piece_.pieces;
+      const float2* end = ends + h * at_.piece.pieces;
       float top = -INFINITY, sum = 0.0f;
-      for (int s = 0; s < piece_.pieces; ++s) top = fmaxf(top, end[s].x);
+      for (int s = 0; s < at_.piece.pieces; ++s) top = fmaxf(top, end[s].x);
       float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8
-      for (int s = 0; s < piece_.pieces; ++s) {
-        const float4 v = __ldcg(reinterpret_cast<const float4*>(parts + (s * group_ + h) * (E + 4) + c));
+      for (int s = 0; s < at_.piece.pieces; ++s) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(parts + (s * at_.group + h) * (E + 4) + c));
         const float factor = fast_exp2(end[s].x - top);
         sum += end[s].y * factor;
         value.x += v.x * factor, value.y += v.y * factor, value.z += v.z * factor, value.w += v.w * factor;
@@ -266,7 +299,7 @@ class AttentionBlock {
   }
 
   __device__ void store(int h, int c, float value) const {
-    const int64_t at = (int64_t{row_} * args_.heads + head_ * group_ + h) * E + c;
+    const int64_t at = (int64_t{at_.row} * args_.heads + at_.head * at_.group + h) * E + c;
     if (args_.out_type == Dtype::f32) {
       static_cast<float*>(args_.out)[at] = value;
     } else if (args_.out_type == Dtype::bf16) {
@@ -279,25 +312,23 @@ class AttentionBlock {
   }
 
   const AttentionLaunch& args_;
-  int warp_, lane_, pair_, first_, end_ = 0, head_, row_, group_, sequence_ = 0;  ///< splits first_ .. end_ - 1
-  uint8_t* memory_;
+  At& at_;  ///< this warp's
+  Ahead& ahead_;
   uint32_t slots_, full_, empty_;
   float* starts_;
-  AttentionPiece<Shape> piece_, ahead_;  ///< of the item at hand, and of the next to be fetched
-  int ahead_split_ = 0, ahead_item_ = 0, fetched_ = 0;
-  int window_ = INT_MIN / 2;  ///< page id of index window_ + lane, or 4 lane: id_
-  int64_t id_ = 0;
-  int slot_ = 0, tail_ = 0;  ///< of the sequence
+  int id_ = 0;  ///< of AttentionAhead::window
 };
 
 template <class Shape>
 __global__ void __launch_bounds__(kAttentionThreads, Shape::NB == 1 ? 2 : 1)
     attention_kernel(const __grid_constant__ AttentionLaunch args) {
-  extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[kPairs * kPairSlots], empty[kPairs * kPairSlots];
   __shared__ __align__(8) float starts[kAttentionWarps * AttentionWarp<Shape>::kStartFloats];
+  __shared__ AttentionAt<Shape> at[kAttentionWarps];
+  __shared__ AttentionAhead<Shape> ahead[kAttentionWarps];
+
   release_next_kernel();
-  AttentionBlock<Shape> block(args, memory, full, empty, starts);
+  AttentionBlock<Shape> block(args, full, empty, starts, at, ahead);
   block.locate();  // what the host has sent
   block.fetch_early();
   wait_for_previous_kernel();

@@ -94,7 +94,8 @@ class AttentionWarp {
     __syncwarp();  // closes: starts read before they are written
     state_.clear();
   }
-  /// A power of two that brings a head's largest element to [1, 2), whatever the input, from the largest exponent's bits.
+  /// A power of two that brings a head's largest element to [1, 2), whatever the input, from the largest exponent's
+  /// bits.
   struct HalfQuery {
     float down, up;
     __device__ explicit HalfQuery(uint32_t largest) {
@@ -185,7 +186,7 @@ class AttentionWarp {
   }
 
   /// True sums of this warp, into shared memory: [slice][head][E] and [slice][head][2] (largest, sum).
-  __device__ void publish(int slice, float* sums, float* ends) {
+  __device__ void publish(int slice, int group, float* sums, float* ends) {
     const int g = lane_ >> 2, t = lane_ & 3;
     const float unit = Shape::kInt4 ? value_factor_ * 256.0f : 1.0f;
     for (int nb = 0; nb < NB; ++nb) {
@@ -198,7 +199,7 @@ class AttentionWarp {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int head = nb * 8 + 2 * t + c;
-        if (head >= group_) continue;  // nobody reads it
+        if (head >= group) continue;  // nobody reads it
         if (g == 0) {
           ends[(slice * NB * 8 + head) * 2] = state_.largest[nb][c];
           ends[(slice * NB * 8 + head) * 2 + 1] = sum[c];
@@ -245,7 +246,8 @@ class AttentionWarp {
         const HalfQuery scale(largest);
         for (int s = 0; s < kSteps; ++s) {
           for (int i = 0; i < 2; ++i) {
-            q_[s][nb][i] = half_pair(float_of(raw[s][i] << 16) * scale.down, float_of(raw[s][i] & 0xffff0000u) * scale.down);
+            q_[s][nb][i] =
+                half_pair(float_of(raw[s][i] << 16) * scale.down, float_of(raw[s][i] & 0xffff0000u) * scale.down);
           }
         }
         const int t = lane_ & 3;

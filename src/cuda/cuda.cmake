@@ -15,7 +15,7 @@ if(FUT_CUDA AND CMAKE_CUDA_COMPILER)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
   add_library(fut_cuda_flags INTERFACE)
   target_compile_options(fut_cuda_flags INTERFACE "SHELL:-gencode=arch=compute_90a,code=sm_90a" -fmad=false
-    --expt-relaxed-constexpr)
+    --expt-relaxed-constexpr "SHELL:-Xptxas -warn-spills,-warn-lmem-usage,-Werror")
   target_include_directories(fut_cuda_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
   file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
   add_library(fut_cuda STATIC ${cuda_sources})

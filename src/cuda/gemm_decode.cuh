@@ -171,8 +171,8 @@ class GemmBlock {
     barrier_expect(full_ + 8 * slot, rows * bytes);
     for (int r = 0; r < rows; ++r) {
       const int64_t tile = int64_t{row_tile(at, r)} * col_tiles_ + chunk * kChunk;
-      bulk_copy_once(ring_ + slot * Shape::kStageBytes + r * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes, bytes,
-                     full_ + 8 * slot);
+      bulk_copy_once(ring_ + slot * Shape::kStageBytes + r * kChunk * Tile::kBytes, args_.weight + tile * Tile::kBytes,
+                     bytes, full_ + 8 * slot);
     }
   }
 

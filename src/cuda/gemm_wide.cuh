@@ -94,7 +94,8 @@ class WideBlock {
 #pragma unroll
         for (int i = 0; i < Shape::kTilesPerWarp; ++i) {
           const int tile = warp + i * kClasses;
-          if (chunk * kChunk + tile < col_tiles_) multiply(acc, ring_ + slot * stage_bytes_, chunk, tile, row_tiles, lane);
+          if (chunk * kChunk + tile < col_tiles_)
+            multiply(acc, ring_ + slot * stage_bytes_, chunk, tile, row_tiles, lane);
         }
 #pragma unroll
         for (int w = 0; w < 2 * W; ++w) {
@@ -192,8 +193,7 @@ class WideBlock {
         if (first * 8 >= args_.batch) break;
         named_barrier(1, kWideConsumers);  // closes: sums overwritten while read
 #pragma unroll
-        for (int i = 0; i < 2 * kParts; ++i)
-          mine[i * 32] = acc[2 * w + i / kParts][first + i / 4 % kColumns][i % 4];
+        for (int i = 0; i < 2 * kParts; ++i) mine[i * 32] = acc[2 * w + i / kParts][first + i / 4 % kColumns][i % 4];
         named_barrier(1, kWideConsumers);  // closes: sums read before all are there
         for (int i = warp; i < (pairs_ ? kParts : 2 * kParts); i += kWideWarps)
           finish(at, w, i / kParts, first * 8, i % kParts, lane);

@@ -11,6 +11,13 @@ namespace fut::cuda {
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
+/// threadIdx.x, read anew: where registers are scarce, that is cheaper than one that lives through a loop.
+__device__ inline int thread_index() {
+  int i;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+  return i;
+}
+
 // ---- mbarriers --------------------------------------------------------------------------------------------------
 
 __device__ inline void barrier_init(uint32_t barrier, int arrivals) {

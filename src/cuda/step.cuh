@@ -135,7 +135,8 @@ inline constexpr int kStepSharedBytes = 232448 - 2048;
 template <class Types>
 bool fit_step(StepArgs& args) {
   const int layers = args.layer_count * static_cast<int>(sizeof(StepLayer));
-  constexpr int kMergeBytes = Types::Attention::kMergeBytes + Types::kHalfQueryBytes, kInFlight = 48 * 1024, kFewestSlots = 3;
+  constexpr int kMergeBytes = Types::Attention::kMergeBytes + Types::kHalfQueryBytes, kInFlight = 48 * 1024,
+                kFewestSlots = 3;
   const int pieces_bytes = args.splits * 17 * 8;  // a share of the merge, of all pieces
   int staged = (kMergeBytes > pieces_bytes ? kMergeBytes : pieces_bytes) - kSumsBytes;
   for (int i = 0; i < kProducts; ++i) {

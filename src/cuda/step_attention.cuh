@@ -303,7 +303,7 @@ class StepAttend {
   /// The warps' sums into one, published; a row's only piece is published as a.
   __device__ void merge_warps(AttentionWarp<Shape>& core, const StepUnit<Types>& unit) const {
     float* ends = merge() + kAttentionWarps * 8 * E;
-    core.publish(c_.warp, merge(), ends);
+    core.publish(c_.warp, group_, merge(), ends);
     sync();  // closes: sums read before all warps have written theirs
     uint2* to = unit.partial(args_, unit.split);
     const uint32_t tag = step_tag(c_.base(), index_, Stage::partial);

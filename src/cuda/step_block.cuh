@@ -40,9 +40,9 @@ struct StepTypes {
 };
 
 /// Shared memory: ring | activations | sums | queries | new keys and values | starts | layers. Attention merges over
-/// activations and sums, which are idle then, and has its FP16 queries at their end. The table of layers is here because the weights wash everything that is
-/// not touched for ten microseconds out of the L2 cache, and a pointer that comes from memory would stall its reader
-/// for one.
+/// activations and sums, which are idle then, and has its FP16 queries at their end. The table of layers is here
+/// because the weights wash everything that is not touched for ten microseconds out of the L2 cache, and a pointer that
+/// comes from memory would stall its reader for one.
 template <class Types>
 struct StepMemory {
   const StepArgs& args;

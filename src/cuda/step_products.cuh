@@ -177,7 +177,8 @@ class StepMultiply {
     if (!real) return;
     store_shared_16(fragments_ + ((unit >> 2) * c_.rows() + n) * 64 + (unit & 3) * 16, pair);
     if constexpr (Tile::kGroups > 0) {
-      if (Tile::begins_group(unit)) store_shared_4(starts_ + Tile::group_of(unit) * Types::kStartBytes + n * 4, bits_of(start));
+      if (Tile::begins_group(unit))
+        store_shared_4(starts_ + Tile::group_of(unit) * Types::kStartBytes + n * 4, bits_of(start));
     }
   }
 

@@ -127,8 +127,8 @@ struct Int4Tile {
     for (int i = 0; i < kGroups; ++i) start.sum[i] = load_shared_f2(starts + (i * rows + n) * 4);
   }
 
-  /// Of this lane's group, whose units (fragment_column()) 8 / kGroups lanes in a row hold as pairs of FP16. All lanes of
-  /// a warp; every kernel that makes an operand makes its start values with this, so that they are the same bits.
+  /// Of this lane's group, whose units (fragment_column()) 8 / kGroups lanes in a row hold as pairs of FP16. All lanes
+  /// of a warp; every kernel that makes an operand makes its start values with this, so that they are the same bits.
   __device__ static float start_value(const uint32_t (&pair)[4]) {
     float sums[4];
 #pragma unroll
