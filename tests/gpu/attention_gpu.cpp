@@ -2,7 +2,9 @@
 // rows; attention_decode and attention_prefill against the CPU's over the very same cache. Ragged batches, lengths
 // around page and tile borders, pages handed out from the top, NaN in every slot that was not written.
 #include <algorithm>
+#include <map>
 
+#include "base/parallel.h"
 #include "support.h"
 
 using namespace fut;
@@ -14,9 +16,30 @@ struct Heads {
   int H, J, E;
 };
 
-/// A batch with its cache, on host and card: `past` random tokens of every sequence are there already.
+constexpr int64_t kPositions = 140000;
+
+/// cos and sin (kPositions, E / 2), made once: it takes longer than the card's part of a case.
+const std::vector<float> (&rope_tables(int E))[2] {
+  static std::map<int, std::vector<float>[2]> made;
+  std::vector<float>(&tables)[2] = made[E];
+  if (!tables[0].empty()) return tables;
+  for (std::vector<float>& table : tables) table.resize(kPositions * E / 2);
+  parallel_for(kPositions, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < E / 2; ++i) {
+      const double frequency = std::pow(10000.0, -2.0 * static_cast<double>(i) / E);
+      for (int64_t p = begin; p < end; ++p) {
+        tables[0][p * E / 2 + i] = static_cast<float>(std::cos(static_cast<double>(p) * frequency));
+        tables[1][p * E / 2 + i] = static_cast<float>(std::sin(static_cast<double>(p) * frequency));
+      }
+    }
+  });
+  return tables;
+}
+
+/// A batch with its cache, on host and card: `past` random tokens of every sequence are there already. The pool has
+/// `spare` pages that nobody uses, below all others.
 struct World {
-  World(Backend& gpu, Dtype kv, Heads shape, std::vector<int64_t> lengths, std::vector<int64_t> rows)
+  World(Backend& gpu, Dtype kv, Heads shape, std::vector<int64_t> lengths, std::vector<int64_t> rows, int64_t spare = 5)
       : dtype(kv), heads(shape), past(std::move(lengths)), layout{kv, shape.E}, B(static_cast<int64_t>(past.size())) {
     start.push_back(0);
     for (int64_t r : rows) start.push_back(start.back() + r);
@@ -27,7 +50,7 @@ struct World {
       width = std::max(width, needed);
       pages_needed += needed;
     }
-    page_count = pages_needed + 5;
+    page_count = pages_needed + spare;
     table.assign(B * width, 0);
     int64_t next = page_count;  // from the top
     for (int64_t b = 0; b < B; ++b) {
@@ -196,22 +219,13 @@ void check_cache(const World& w, const std::string& name, const std::vector<Bf16
 
 /// qkv on both, then attention on both over the card's cache.
 void step(Backend& gpu, Backend& cpu, Dtype kv, Heads heads, Dtype weight, std::vector<int64_t> past,
-          std::vector<int64_t> rows, bool decode, const char* what) {
-  World w(gpu, kv, heads, past, rows);
+          std::vector<int64_t> rows, bool decode, const char* what, int64_t spare = 5) {
+  World w(gpu, kv, heads, past, rows, spare);
   const int64_t T = w.start.back(), H = heads.H, J = heads.J, E = heads.E, D = 192, N = (H + 2 * J) * E;
   const std::string name = cat(what, " ", name_of(kv), " H=", H, " J=", J, " E=", E, " weights ", name_of(weight));
   const HostWeight host = encode_weight(weight, 64, normals(N * D, 0.07f).data(), N, D, "qkv");
   const PlacedWeight on_card = gpu.place(host), on_host = cpu.place(host);
-  const int64_t positions = 140000;
-  std::vector<float> cos(positions * E / 2), sin(cos.size());
-  for (int64_t p = 0; p < positions; ++p) {
-    for (int64_t i = 0; i < E / 2; ++i) {
-      const double angle =
-          static_cast<double>(p) * std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(E));
-      cos[p * E / 2 + i] = static_cast<float>(std::cos(angle));
-      sin[p * E / 2 + i] = static_cast<float>(std::sin(angle));
-    }
-  }
+  const auto& [cos, sin] = rope_tables(heads.E);
   Twin<float> cos_table(gpu, cos), sin_table(gpu, sin), x(gpu, normals(T * D)), squares(gpu, T, 0);
   for (int64_t t = 0; t < T; ++t) {
     double sum = 0;
@@ -228,8 +242,8 @@ void step(Backend& gpu, Backend& cpu, Dtype kv, Heads heads, Dtype weight, std::
     a.residual.x = card ? x.gpu() : x.host.data();
     a.residual.sum_squares = card ? squares.gpu() : squares.host.data();
     a.qkv = card ? on_card.weight : on_host.weight;
-    a.rope = {card ? cos_table.gpu() : cos_table.host.data(), card ? sin_table.gpu() : sin_table.host.data(),
-              static_cast<int>(E), positions};
+    a.rope = {card ? cos_table.gpu() : cos_table.host.data(), card ? sin_table.gpu() : sin_table.host.data(), heads.E,
+              kPositions};
     a.batch = w.batch();
     a.heads = heads.H;
     a.width = D;
@@ -352,5 +366,8 @@ int main(int argc, char** argv) {
       if (!quick) step(gpu, *cpu, kv, {8, 2, 128}, Dtype::e4m3, {131071, 40000}, {1, 1}, true, "decode, long");
       alone_and_together(gpu, kv);
     }
+    // Case F06: pages that lie beyond 2^32 bytes of the pool.
+    const int64_t pages = (1ll << 32) / (8 * KvPageLayout{Dtype::int4, 128}.page_bytes()) + 1;
+    if (!quick) step(gpu, *cpu, Dtype::int4, {16, 8, 128}, Dtype::int4, {700, 63, 8191}, {1, 1, 1}, true, "F06", pages);
   });
 }
