@@ -15,6 +15,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/quantise_page.cuh"
+#include "cuda/weight_tile.cuh"
 #include "layout/hadamard.h"
 
 namespace fut::cuda {
@@ -90,9 +91,12 @@ __global__ void finish_qkv_kernel(const __grid_constant__ QkvFinish args) {
   const float cos = turns ? args.rope.cos[position * half + pair] : 0.0f,
               sin = turns ? args.rope.sin[position * half + pair] : 0.0f;
   const float mean = h >= H && h < H + J && c.key_mean ? c.key_mean[(h - H) * E + i] : 0.0f;
+  const float* gains = h < H ? args.q_norm : args.k_norm;
+  const float gain = h < H + J && gains ? gains[i] : 1.0f;
   wait_for_previous_kernel();
   float x = args.y[(t * (H + 2 * J) + h) * E + i];
   if (h < H + J) {
+    if (gains) x = x * inverse_rms_of(sum_block(x * x), E, args.eps) * gain;
     head[i] = x;
     __syncthreads();  // closes: a partner's value read before it is written
     if (turns) x = i < half ? x * cos - head[i + half] * sin : x * cos + head[i - half] * sin;

@@ -19,6 +19,9 @@ struct QkvFinish {
   const int64_t* start = nullptr;  // (B + 1)
   int rows = 0, heads = 0;         ///< T, H
   float q_scale = 0.0f;            ///< finish_qkv()'s: log2(e) / sqrt(E)
+  const float* q_norm = nullptr;   // (E) gains of the norm over a head, or null
+  const float* k_norm = nullptr;   // (E)
+  float eps = 0.0f;                ///< of that norm
   bool append = false;             ///< decode: the block that finished a key or value also puts it into the cache
 };
 

@@ -124,8 +124,13 @@ class CudaBackend final : public Backend {
       upload(placed.input_scale_storage.as<void>(), host.input_scale.data(), host.input_scale.size() * sizeof(float));
       w.input_scale = placed.input_scale_storage.as<float>();
     }
+    if (!host.bias.empty()) {
+      placed.bias_storage = Buffer(*this, host.bias.size() * sizeof(float));
+      upload(placed.bias_storage.as<void>(), host.bias.data(), host.bias.size() * sizeof(float));
+      w.bias = placed.bias_storage.as<float>();
+    }
     w.bytes = static_cast<int64_t>(placed.storage.bytes() + placed.scale_storage.bytes() +
-                                   placed.input_scale_storage.bytes());
+                                   placed.input_scale_storage.bytes() + placed.bias_storage.bytes());
     return placed;
   }
 
@@ -391,14 +396,9 @@ class CudaBackend final : public Backend {
     return packed;
   }
 
-  static void require_no_bias(const char* op, const Weight& weight) {
-    FUT_CHECK(!weight.bias, op, ": backend cuda knows no biases");
-  }
-
   /// One product, cut into launches of at most kGemmMaxRows rows.
   void gemm_in_parts(const char* op, const Weight& weight, GemmArgs args, int rows, int64_t a_row_bytes,
                      int64_t out_row_bytes) {
-    require_no_bias(op, weight);
     for (int first = 0; first < rows; first += kGemmMaxRows) {
       GemmArgs part = args;
       part.batch = std::min(kGemmMaxRows, rows - first);
@@ -417,7 +417,6 @@ class CudaBackend final : public Backend {
   /// A product with the normalised residual: in one kernel for a few f32 rows, else through an f16 or bf16 operand.
   void normalised_gemm(const char* op, const Residual& residual, const Weight& weight, const int64_t* row, int rows,
                        GemmArgs args) {
-    require_no_bias(op, weight);
     const int width = static_cast<int>(weight.cols);
     const int64_t out_row =
         args.finish == Finish::swiglu ? weight.rows : weight.rows * 4;  // N / 2 16-bit values, or N f32
@@ -459,7 +458,6 @@ class CudaBackend final : public Backend {
 
   void qkv(const char* op, const QkvArgs& args, bool decode) {
     validate_qkv(args, decode);
-    FUT_CHECK(!args.q_norm, op, ": backend cuda knows no norm over the heads of q and k");
     if (args.batch.rows == 0) return;
     const int rows = static_cast<int>(args.batch.rows);
     const DeviceBatch batch = on_device(args.batch, args.cache);
@@ -477,6 +475,9 @@ class CudaBackend final : public Backend {
     finish.start = batch.start;
     finish.rows = rows;
     finish.heads = args.heads;
+    finish.q_norm = args.q_norm;
+    finish.k_norm = args.k_norm;
+    finish.eps = args.residual.eps;
     finish.append = decode;
     finish_qkv(op, finish, stream_);
     if (!decode) store_cache(op, finish, static_cast<int>(args.batch.sequences), batch.longest, stream_);

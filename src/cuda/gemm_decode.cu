@@ -36,6 +36,7 @@ void gemm_decode(const char* op, const Weight& weight, GemmArgs args, cudaStream
             " rows, expected a multiple of 16");
   args.weight = static_cast<const uint8_t*>(weight.data);
   args.weight_scale = weight.scale;
+  args.bias = weight.bias;
   args.rows = static_cast<int>(weight.rows);
   args.cols = static_cast<int>(weight.cols);
   const auto launch_for = [&]<class Tile>(Tile) {

@@ -50,7 +50,8 @@ template <class Tile>
 __device__ inline float finish_sum(const GemmArgs& args, float sum, int row_in_tile, int n, int row) {
   sum *= Tile::row_unit(row_in_tile) * args.a_scale;
   if (args.weight_scale) sum *= args.weight_scale[row];
-  return args.row_factor ? sum * args.row_factor[n] : sum;
+  if (args.row_factor) sum *= args.row_factor[n];
+  return args.bias ? sum + args.bias[row] : sum;
 }
 
 /// SwiGLU of one row of h.

@@ -19,6 +19,7 @@ enum class Finish {
 struct GemmArgs {
   const uint8_t* weight = nullptr;      // tiles [ceil(N / 16)][K / 64]
   const float* weight_scale = nullptr;  // (N), e4m3
+  const float* bias = nullptr;          // (N) or null: the last that is added to y
   int rows = 0, cols = 0;               ///< N, K
   const void* a = nullptr;              // (B, K) row-major: f32 to be normalised, else f16 or bf16; or packed
   const float* starts = nullptr;        // packed and INT4: (K / 64, groups of a k-tile, padded_rows(B))

@@ -217,15 +217,19 @@ void check_cache(const World& w, const std::string& name, const std::vector<Bf16
   printf("ok     %s (%lld pages compared bit for bit)\n", name.c_str(), static_cast<long long>(full));
 }
 
-/// qkv on both, then attention on both over the card's cache.
+/// qkv on both, then attention on both over the card's cache. `extras`: with biases, norms over heads, and half of
+/// every head turned.
 void step(Backend& gpu, Backend& cpu, Dtype kv, Heads heads, Dtype weight, std::vector<int64_t> past,
-          std::vector<int64_t> rows, bool decode, const char* what, int64_t spare = 5) {
+          std::vector<int64_t> rows, bool decode, const char* what, int64_t spare = 5, bool extras = false) {
   World w(gpu, kv, heads, past, rows, spare);
   const int64_t T = w.start.back(), H = heads.H, J = heads.J, E = heads.E, D = 192, N = (H + 2 * J) * E;
   const std::string name = cat(what, " ", name_of(kv), " H=", H, " J=", J, " E=", E, " weights ", name_of(weight));
-  const HostWeight host = encode_weight(weight, 64, normals(N * D, 0.07f).data(), N, D, "qkv");
+  HostWeight host = encode_weight(weight, 64, normals(N * D, 0.07f).data(), N, D, "qkv");
+  if (extras) host.bias = normals(N);
   const PlacedWeight on_card = gpu.place(host), on_host = cpu.place(host);
-  const auto& [cos, sin] = rope_tables(heads.E);
+  const int turned = extras ? heads.E / 2 : heads.E;
+  const auto& [cos, sin] = rope_tables(turned);
+  Twin<float> q_norm(gpu, normals(E)), k_norm(gpu, normals(E));
   Twin<float> cos_table(gpu, cos), sin_table(gpu, sin), x(gpu, normals(T * D)), squares(gpu, T, 0);
   for (int64_t t = 0; t < T; ++t) {
     double sum = 0;
@@ -242,8 +246,12 @@ void step(Backend& gpu, Backend& cpu, Dtype kv, Heads heads, Dtype weight, std::
     a.residual.x = card ? x.gpu() : x.host.data();
     a.residual.sum_squares = card ? squares.gpu() : squares.host.data();
     a.qkv = card ? on_card.weight : on_host.weight;
-    a.rope = {card ? cos_table.gpu() : cos_table.host.data(), card ? sin_table.gpu() : sin_table.host.data(), heads.E,
+    a.rope = {card ? cos_table.gpu() : cos_table.host.data(), card ? sin_table.gpu() : sin_table.host.data(), turned,
               kPositions};
+    if (extras) {
+      a.q_norm = card ? q_norm.gpu() : q_norm.host.data();
+      a.k_norm = card ? k_norm.gpu() : k_norm.host.data();
+    }
     a.batch = w.batch();
     a.heads = heads.H;
     a.width = D;
@@ -365,6 +373,13 @@ int main(int argc, char** argv) {
       if (!quick) step(gpu, *cpu, kv, {9, 3, 64}, Dtype::bf16, {0, 63, 20}, {200, 1, 44}, false, "prefill");
       if (!quick) step(gpu, *cpu, kv, {8, 2, 128}, Dtype::e4m3, {131071, 40000}, {1, 1}, true, "decode, long");
       alone_and_together(gpu, kv);
+    }
+    for (Dtype kv : {Dtype::int4, Dtype::bf16}) {
+      for (int E : {64, 128})
+        step(gpu, *cpu, kv, {6, 2, E}, Dtype::int4, {0, 15, 63, 130}, {1, 1, 1, 1}, true,
+             "decode, with biases and norms", 5, true);
+      step(gpu, *cpu, kv, {6, 2, 128}, Dtype::bf16, {0, 60, 100}, {17, 9, 200}, false, "prefill, with biases and norms",
+           5, true);
     }
     // Case F06: pages that lie beyond 2^32 bytes of the pool.
     const int64_t pages = (1ll << 32) / (8 * KvPageLayout{Dtype::int4, 128}.page_bytes()) + 1;

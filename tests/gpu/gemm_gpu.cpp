@@ -46,8 +46,10 @@ struct Reference {
             magnitude += std::fabs(v);
             top = std::max(top, std::fabs(v));
           }
-          y[b * w.rows + n] = sum;
-          bound[b * w.rows + n] = largest * (magnitude * 0x1p-20 + top * operand_error) + 1e-9;
+          const double bias = w.bias.empty() ? 0.0 : w.bias[n];
+          y[b * w.rows + n] = sum + bias;
+          bound[b * w.rows + n] =
+              largest * (magnitude * 0x1p-20 + top * operand_error) + std::fabs(bias) * 0x1p-23 + 1e-9;
         }
       }
     });
@@ -81,6 +83,11 @@ HostWeight random_weight(const Format& f, int64_t N, int64_t K) {
 HostWeight with_input_scale(HostWeight weight) {
   if (weight.dtype != Dtype::int4) return weight;
   for (float x : normals(weight.cols)) weight.input_scale.push_back(std::exp2(x));
+  return weight;
+}
+
+HostWeight with_bias(HostWeight weight) {
+  weight.bias = normals(weight.rows);
   return weight;
 }
 
@@ -217,13 +224,15 @@ int main() {
                           {2112, 2048, {1, 16, 32}}};
     for (const Format& f : kFormats) {
       for (const Case& c : cases) {
-        const HostWeight host = random_weight(f, c.N, c.K), scaled = with_input_scale(host);
-        const PlacedWeight w = gpu.place(host), scaled_w = gpu.place(scaled);
+        const HostWeight host = random_weight(f, c.N, c.K), scaled = with_input_scale(host), biased = with_bias(host),
+                         both = with_bias(scaled);
+        const PlacedWeight w = gpu.place(host), scaled_w = gpu.place(scaled), biased_w = gpu.place(biased),
+                           both_w = gpu.place(both);
         if (c.K != 64) alone_and_together(gpu, f, scaled_w);
         for (int64_t B : c.B) {
-          residual_gemm(gpu, f, host, w, B);
+          residual_gemm(gpu, f, biased, biased_w, B);
           lm_head(gpu, f, host, w, B);
-          if (c.N % 2 == 0) gate_up(gpu, f, scaled, scaled_w, B);
+          if (c.N % 2 == 0) gate_up(gpu, f, both, both_w, B);
         }
       }
     }
