@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <csignal>
 #include <random>
 
@@ -47,6 +48,15 @@ TEST(Json, RefusesWhatNlohmannLetsPass_B03) {
   EXPECT_TRUE(parse_json(nested(64), "f").is_array());
   expect_refused([&] { parse_json(nested(65), "f.json"); }, {"nested deeper than 64"});
   expect_refused([&] { parse_json(std::string(1'000'000, '['), "f.json"); }, {"nested"});
+}
+
+/// A header of 100 MB may name two million tensors; looking through all of them at each took hours.
+TEST(Json, ObjectsInAnObjectTakeLinearTime_B01) {
+  std::string text = "{";
+  for (int i = 0; i < 100'000; ++i) text += cat(i ? "," : "", "\"t", i, "\":{}");
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_json(text + "}", "f").size(), 100'000u);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 TEST(Json, CapsTheFile) {

@@ -1,6 +1,5 @@
 #include "io/json.h"
 
-#include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
@@ -13,49 +12,67 @@ using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;
 
-/// Sees every event of the parser and throws at what the parser would let pass.
-class Strictness {
+/// Builds the value from the parser's events, and throws at what a parser lets pass. (The parser's own filter looks
+/// through all of an object's members whenever one of them ends, which takes quadratic time.)
+class StrictReader final : public json::json_sax_t {
  public:
-  explicit Strictness(const std::string& what) : what_(what) {}
+  StrictReader(const std::string& what, size_t text_bytes) : what_(what), text_bytes_(text_bytes) {}
 
-  void see(json::parse_event_t event, const json& value) {
-    switch (event) {
-      case json::parse_event_t::object_start:
-      case json::parse_event_t::array_start:
-        FUT_CHECK(open_.size() < kMaxDepth, what_, ": JSON nested deeper than ", kMaxDepth);
-        open_.emplace_back();
-        break;
-      case json::parse_event_t::object_end:
-      case json::parse_event_t::array_end: open_.pop_back(); break;
-      case json::parse_event_t::key: {
-        const auto& key = value.get_ref<const std::string&>();
-        FUT_CHECK(open_.back().insert(key).second, what_, ": duplicate JSON key \"", printable(key), "\"");
-        break;
-      }
-      case json::parse_event_t::value: break;
-    }
+  json take() { return std::move(root_); }
+
+  bool null() override { return put(nullptr), true; }
+  bool boolean(bool value) override { return put(value), true; }
+  bool number_integer(int64_t value) override { return put(value), true; }
+  bool number_unsigned(uint64_t value) override { return put(value), true; }
+  bool number_float(double value, const std::string&) override { return put(value), true; }
+  bool string(std::string& value) override { return put(std::move(value)), true; }
+  bool binary(json::binary_t&) override { return false; }  // is no JSON
+  bool start_object(size_t) override { return open(json::object()); }
+  bool start_array(size_t) override { return open(json::array()); }
+  bool end_object() override { return open_.pop_back(), true; }
+  bool end_array() override { return open_.pop_back(), true; }
+
+  bool key(std::string& name) override {
+    const auto [member, added] = open_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
+    FUT_CHECK(added, what_, ": duplicate JSON key \"", printable(name), "\"");
+    member_ = &member->second;
+    return true;
+  }
+
+  /// The exception's text quotes the input at any length, so only the place is kept.
+  bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) override {
+    if (!dynamic_cast<const json::parse_error*>(&error)) fail(what_, ": JSON holds a number that no double can hold");
+    if (byte > text_bytes_) fail(what_, ": JSON ends too early, after ", text_bytes_, " bytes");
+    fail(what_, ": invalid JSON at byte ", byte, " of ", text_bytes_);
   }
 
  private:
+  /// The place of a new value: the root, the next element of an array, or the member whose key was read.
+  json* put(json value) {
+    if (open_.empty()) return &(root_ = std::move(value));
+    if (open_.back()->is_object()) return &(*member_ = std::move(value));
+    return &open_.back()->get_ref<json::array_t&>().emplace_back(std::move(value));
+  }
+
+  bool open(json value) {
+    FUT_CHECK(open_.size() < kMaxDepth, what_, ": JSON nested deeper than ", kMaxDepth);
+    open_.push_back(put(std::move(value)));
+    return true;
+  }
+
   const std::string& what_;
-  std::vector<std::unordered_set<std::string>> open_;  // keys so far of each open object; arrays have none
+  const size_t text_bytes_;
+  json root_;
+  std::vector<json*> open_;  // objects and arrays that have not ended; none of them moves before those in it have
+  json* member_ = nullptr;
 };
 
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& what) {
-  Strictness strictness(what);
-  try {
-    return json::parse(text.begin(), text.end(), [&](int, json::parse_event_t event, json& value) {
-      strictness.see(event, value);
-      return true;
-    });
-  } catch (const json::parse_error& error) {  // its text quotes the input at any length, so only the place is kept
-    if (error.byte > text.size()) fail(what, ": JSON ends too early, after ", text.size(), " bytes");
-    fail(what, ": invalid JSON at byte ", error.byte, " of ", text.size());
-  } catch (const json::exception&) {
-    fail(what, ": JSON holds a number that no double can hold");
-  }
+  StrictReader reader(what, text.size());
+  json::sax_parse(text.begin(), text.end(), &reader);
+  return reader.take();
 }
 
 std::string json_text(const json& value, int indent, const std::string& what) {
