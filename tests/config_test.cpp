@@ -154,6 +154,9 @@ TEST(ConfigTest, RopeTypes_A01) {
   EXPECT_EQ(parse(R"({"rope_scaling":{"rope_type":"default"}})").rope_scaling.kind, Kind::none);
   const LlamaConfig newer = parse(R"({"rope_parameters":{"rope_type":"default","rope_theta":5e5}})");
   EXPECT_EQ(newer.rope_theta, 5e5);
+  expect_config_refused(R"({"rope_parameters":{"full_attention":{"rope_type":"yarn","factor":4}}})",
+                        {"rope_parameters", "full_attention", "not supported"});
+  expect_config_refused(R"({"rope_scaling":{"rope_type":"default","mrope_section":[4,4,8]}})", {"mrope_section"});
   const RopeScaling linear = parse(R"({"rope_scaling":{"type":"linear","factor":4}})").rope_scaling;
   EXPECT_EQ(linear.kind, Kind::linear);
   EXPECT_EQ(linear.factor, 4.0);

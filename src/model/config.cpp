@@ -145,6 +145,13 @@ void read_rope(const Fields& config, LlamaConfig& out) {
   out.rotary_dim = rotary_width(rope.what(), rope.number("partial_rotary_factor", beside), out.head_dim);
   const std::string type = rope.text("rope_type", rope.text("type", ""));
   FUT_CHECK(!type.empty() || !rope.find("factor"), rope.what(), " has no rope_type");
+  const auto known = {"", "default", "linear", "dynamic", "yarn", "llama3"};
+  FUT_CHECK(std::find(known.begin(), known.end(), type) != known.end(), rope.what(), ": rope type \"", printable(type),
+            "\" is not supported (default, linear, dynamic, yarn and llama3 are)");
+  for (const auto& [name, value] : block->items()) {  // a block for each kind of layer, sections of a head, ...
+    FUT_CHECK(!value.is_structured(), rope.what(), ": ", printable(name), " is ", shown(value),
+              ", which is not supported");
+  }
   RopeScaling& scaling = out.rope_scaling;
   if (type.empty() || type == "default") return;
   if (type == "linear" || type == "dynamic") {
@@ -156,8 +163,6 @@ void read_rope(const Fields& config, LlamaConfig& out) {
     scaling.kind = RopeScaling::Kind::yarn;
     return read_yarn(config, rope, out);
   }
-  FUT_CHECK(type == "llama3", rope.what(), ": rope type \"", printable(type),
-            "\" is not supported (default, linear, dynamic, yarn and llama3 are)");
   scaling.kind = RopeScaling::Kind::llama3;
   scaling.factor = rope.positive("factor", -1);
   scaling.low_freq_factor = rope.positive("low_freq_factor", -1);
