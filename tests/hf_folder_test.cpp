@@ -174,7 +174,7 @@ TEST_F(HfFolderTest, FollowsSymlinksAsInTheHubsCache_B08) {
   fs::create_symlink("../../blobs/2", cache.file("snapshots/main/model.safetensors"));
   EXPECT_EQ(Checkpoint::open(cache.file("snapshots/main"))->read_f32("a"), Floats{4});
   fs::remove(cache.file("blobs/2"));  // a dangling link is a missing file
-  expect_refused([&] { Checkpoint::open(cache.file("snapshots/main")); }, {"model.safetensors"});
+  expect_refused([&] { Checkpoint::open(cache.file("snapshots/main")); }, {"model.safetensors: cannot open"});
 }
 
 TEST_F(HfFolderTest, ReadsEveryTensorByItsOwnType_B10) {

@@ -177,7 +177,8 @@ HfFolder::HfFolder(const std::string& folder) {
   config_ = read_json_object(file("config.json"));
   fp8_block_ = fp8_block_of(json::parse(config_), file("config.json"));
   if (is_there(file("generation_config.json"))) generation_config_ = read_json_object(file("generation_config.json"));
-  if (is_there(file(kWeightsFile))) {
+  std::error_code ignored;
+  if (is_there(file(kWeightsFile)) || fs::is_symlink(file(kWeightsFile), ignored)) {
     open_shard(kWeightsFile);
   } else if (is_there(file(kIndexFile))) {
     open_indexed_shards();
