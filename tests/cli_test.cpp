@@ -293,7 +293,7 @@ TEST(Cli, WhatIsPassedOverIsSaidOnce) {
 TEST(Cli, AGroupSizeWithoutEffectIsSaid) {
   TempFolder folder;
   const std::string quantised = folder.file("quantised");
-  ASSERT_EQ(fut({"quantize", model(), quantised, "--group-size", "32"}).code, 0);
+  ASSERT_EQ(fut({"quantize", model(), quantised + "/", "--group-size", "32"}).code, 0);  // as shells complete it
   const auto said = [&](const std::vector<std::string>& flags) {
     std::vector<std::string> arguments = {"generate", quantised, "-p", "a", "-n", "1", "--json", "--backend", "cpu"};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
@@ -483,6 +483,13 @@ TEST(Bench, CountsWhatWasProduced_I04) {
   }
   EXPECT_GT(report.at("peak_bytes").get<int64_t>(), 1 << 20);
   EXPECT_NE(fut({"bench", "model", model(), "--pp", "8", "--tg", "8"}).out.find("| tg8 "), std::string::npos);
+  TempFolder folder;
+  const std::string latin1 = folder.file("mod\xe8le");  // a name that is no UTF-8 costs no results
+  std::filesystem::create_symlink(model(), latin1);
+  EXPECT_EQ(json::parse(fut({"bench", "model", latin1, "--pp", "8", "--tg", "0", "--json"}).out).at("rows").size(), 1u);
+  const Result made = fut({"quantize", latin1, latin1 + "2", "--group-size", "32", "--json"});
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_GT(json::parse(made.out).at("decode_bytes").get<int64_t>(), 0);
 }
 
 // ---- perplexity

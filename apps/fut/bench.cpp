@@ -173,8 +173,10 @@ int bench_model(int argc, const char* const* argv) {
   const auto engine = load_engine(flags.model);
   const auto rows = measure(*engine, flags);
   const int64_t peak = peak_memory();
-  put(flags.model.json ? as_json(flags, engine->info(), rows, peak).dump() + "\n"
-                       : as_text(flags, engine->info(), rows, peak));
+  put(flags.model.json
+          ? as_json(flags, engine->info(), rows, peak).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+                "\n"
+          : as_text(flags, engine->info(), rows, peak));
   return 0;
 }
 

@@ -121,7 +121,7 @@ int run_quantize(int argc, const char* const* argv) {
                        {"rtn_loss", report.rtn_loss},
                        {"decode_bytes", decode},
                        {"prefill_bytes", prefill}}
-            .dump() +
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
         "\n");
   } else {
     if (quantiser->wants_inputs()) {

@@ -35,7 +35,9 @@ void write_text(const fs::path& path, const std::string& text) {
 /// A folder under a temporary name that disappears unless it is kept.
 class NewFolder {
  public:
-  explicit NewFolder(const std::string& path) : path_(path), partial_(path + ".partial-" + std::to_string(getpid())) {
+  explicit NewFolder(const std::string& path) : path_(path) {
+    if (!path_.has_filename()) path_ = path_.parent_path();  // "OUT/" means OUT
+    partial_ = path_.string() + ".partial-" + std::to_string(getpid());
     FUT_CHECK(!fs::exists(path_), path, ": exists already; quantize writes a new folder");
     std::error_code error;
     fs::create_directories(partial_, error);

@@ -82,7 +82,7 @@ std::string metadata_json(const ModelSource& source, int group, bool residual_ro
     json["activation_amax"] = {{"attention", calibration.attention_amax}, {"swiglu", calibration.swiglu_amax}};
   }
   if (!calibration.key_mean.empty()) json["key_mean"] = calibration.key_mean;
-  return json.dump(1) + "\n";
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";  // a path need not be UTF-8
 }
 
 }  // namespace fut
