@@ -249,6 +249,14 @@ TEST(FutChat, TroubleIsOneLineAndAnExitCode) {
   EXPECT_EQ(result.out, "");
   EXPECT_NE(result.err.find("unknown command /frob"), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("/no/such/folder/x: cannot be written"), std::string::npos) << result.err;
+  const std::string kept = none.folder().write("kept.json", "old");
+  std::filesystem::create_directory(kept + ".partial");  // stands in for a disk that is full
+  EXPECT_EQ(chat(model.path(), "/save " + kept + "\n", {}).code, 1);
+  EXPECT_EQ(test::read_file(kept), "old");
+  std::filesystem::remove(kept + ".partial");
+  EXPECT_EQ(chat(model.path(), "/save " + kept + "\n", {}).code, 0);
+  EXPECT_NE(test::read_file(kept), "old");
+  EXPECT_FALSE(std::filesystem::exists(kept + ".partial"));
   EXPECT_EQ(chat(model.path(), "/quit\nhi\n").out, "");
   EXPECT_EQ(chat(model.path(), "").code, 0);
   EXPECT_EQ(chat(model.path(), "", {"--stop", ""}).code, 2);

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "base/error.h"
@@ -179,9 +181,19 @@ class Chat {
     for (const ChatMessage& message : conversation_.all()) {
       messages.push_back({{"role", message.role}, {"content", message.content}});
     }
-    std::ofstream file(path, std::ios::binary);
+    // What a full disk cuts short is not what stood in the file before. A pipe or a device has no before.
+    std::error_code ignored;
+    const auto type = std::filesystem::symlink_status(path, ignored).type();
+    const bool whole = type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::regular;
+    const std::string written = whole ? path + ".partial" : path;
+    std::ofstream file(written, std::ios::binary);
     file << ordered_json{{"messages", messages}}.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
-    if (!file.flush()) return trouble(path + ": cannot be written: " + std::strerror(errno));
+    file.close();
+    if (!file || (whole && std::rename(written.c_str(), path.c_str()) != 0)) {
+      trouble(path + ": cannot be written: " + std::strerror(errno));
+      if (whole) unlink(written.c_str());
+      return;
+    }
     note(fmt::format("fut: {} messages saved to {}", messages.size(), one_line(path)));
   }
 
