@@ -414,6 +414,30 @@ TEST_F(EngineTest, OneRequestsErrorLeavesTheOthersAlone_G05) {
 }
 
 /// Two head entries of 3e38: for some prompts a logit becomes infinite or NaN, for others it does not.
+TEST_F(EngineTest, RotaryTablesBeyondMemoryAreRefusedWithTheNumbers_J04) {
+  Fixture fixture;
+  fixture.build = R"({"num_attention_heads":1,"num_key_value_heads":1,"head_dim":1024})";
+  fixture.config = R"({"max_position_embeddings":1073741824})";  // 4 TiB
+  write_fixture(folder_, fixture);
+  expect_load_refused(f32_options(), {"rotary tables", "1073741824", "4194304 MiB", "--max-context"});
+  EngineOptions shorter = f32_options();
+  shorter.max_context = 64;
+  EXPECT_EQ(reload(shorter).info().context, 64);
+}
+
+TEST_F(EngineTest, AWeightThatIsNoNumberIsRefusedByFileAndTensor) {
+  for (const char* name : {"model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight",
+                           "model.layers.0.input_layernorm.weight", "model.embed_tokens.weight"}) {
+    Fixture fixture;
+    fixture.edit = [&](const std::string& tensor, std::vector<float>& values) {
+      if (tensor == name) values[5] = std::nanf("");
+    };
+    const TempFolder folder;
+    write_fixture(folder, fixture);
+    test::expect_refused([&] { Engine::load(folder.path(), {}); }, {folder.path(), name, "nan"});
+  }
+}
+
 TEST_F(EngineTest, BrokenLogitsEndOnlyTheirRequest_G01) {
   Fixture fixture;
   fixture.edit = [](const std::string& name, std::vector<float>& values) {

@@ -16,11 +16,11 @@ Buffer upload_floats(Backend& backend, const std::vector<float>& values) {
 
 }  // namespace
 
-RopeTables rope_tables(const LlamaConfig& config, int64_t positions) {
+RopeTables rope_tables(const LlamaConfig& config, int64_t positions, int64_t first) {
   const std::vector<double> frequencies = rope_inverse_frequencies(config);
   const double factor = config.rope_scaling.attention_factor;
   RopeTables tables;
-  for (int64_t p = 0; p < positions; ++p) {
+  for (int64_t p = first; p < first + positions; ++p) {
     for (double f : frequencies) {
       tables.cos.push_back(static_cast<float>(factor * std::cos(static_cast<double>(p) * f)));
       tables.sin.push_back(static_cast<float>(factor * std::sin(static_cast<double>(p) * f)));
@@ -40,9 +40,7 @@ LlamaModel::LlamaModel(Backend& backend, const ModelSource& source, const LlamaO
       swiglu_history_(config_.layers) {
   FUT_CHECK(options.scaling != Fp8Scaling::frozen || !calibration_.swiglu_amax.empty(), source.path,
             ": frozen FP8 scales were asked for, but the model brings no calibrated ones");
-  const RopeTables rope = rope_tables(config_, positions_);
-  rope_cos_ = upload_floats(backend, rope.cos);
-  rope_sin_ = upload_floats(backend, rope.sin);
+  place_rope_tables();
   for (int64_t l = 0; l < config_.layers; ++l) {
     if (config_.head_norm) {
       q_norm_.push_back(upload_floats(backend, weights_.head_norms[l].q));
@@ -54,6 +52,22 @@ LlamaModel::LlamaModel(Backend& backend, const ModelSource& source, const LlamaO
   }
   recorded_.attention_amax.assign(config_.layers, 0.0f);
   recorded_.swiglu_amax.assign(config_.layers, 0.0f);
+}
+
+/// In pieces: those of a context of a million tokens take half a GiB, which nobody should need twice.
+void LlamaModel::place_rope_tables() {
+  constexpr int64_t kPiece = 8192;
+  const int64_t pairs = config_.rotary_dim / 2, bytes = positions_ * pairs * static_cast<int64_t>(sizeof(float));
+  const auto free = static_cast<int64_t>(backend_.free_bytes());
+  FUT_CHECK(2 * bytes <= free, "the rotary tables of a context of ", positions_, " tokens need ", 2 * bytes >> 20,
+            " MiB, ", free >> 20, " MiB are free on ", backend_.name(), ": lower --max-context");
+  rope_cos_ = Buffer(backend_, static_cast<size_t>(bytes));
+  rope_sin_ = Buffer(backend_, static_cast<size_t>(bytes));
+  for (int64_t first = 0; first < positions_; first += kPiece) {
+    const RopeTables piece = rope_tables(config_, std::min(kPiece, positions_ - first), first);
+    backend_.upload(rope_cos_.as<float>() + first * pairs, piece.cos.data(), piece.cos.size() * sizeof(float));
+    backend_.upload(rope_sin_.as<float>() + first * pairs, piece.sin.data(), piece.sin.size() * sizeof(float));
+  }
 }
 
 /// Rounded to what the weights of the phase multiply (table in ops.h).

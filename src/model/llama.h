@@ -37,11 +37,11 @@ struct Saturation {
   int64_t rows = 0;    ///< residual rows that outgrew their previous norm and were scaled exactly
 };
 
-/// Rotary turns at positions 0 .. positions - 1, computed in FP64: (positions, R / 2) each.
+/// Rotary turns at `positions` positions from `first` on, computed in FP64: (positions, R / 2) each.
 struct RopeTables {
   std::vector<float> cos, sin;
 };
-RopeTables rope_tables(const LlamaConfig& config, int64_t positions);
+RopeTables rope_tables(const LlamaConfig& config, int64_t positions, int64_t first = 0);
 
 class LlamaModel {
  public:
@@ -75,6 +75,7 @@ class LlamaModel {
                   float* recorded);
   Rope rope() const;
   KvCache layer_cache(const LayeredCache& cache, int64_t layer) const;
+  void place_rope_tables();
   void reserve(int64_t rows);
   Dtype operand_type(bool decode) const;
 

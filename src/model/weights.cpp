@@ -67,6 +67,18 @@ void fold_gain(std::vector<float>& w, const std::vector<float>& gain) {
   });
 }
 
+/// By the name that it has in the file; what is made of it has another.
+std::vector<float> read_finite(const Checkpoint& checkpoint, const std::string& name) {
+  std::vector<float> values = checkpoint.read_f32(name);
+  parallel_for(static_cast<int64_t>(values.size()), 1 << 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      FUT_CHECK(std::isfinite(values[i]), checkpoint.find(name)->file, ": tensor ", name, " holds ", values[i],
+                ", expected finite numbers");
+    }
+  });
+  return values;
+}
+
 /// Tensors with their rows behind one another.
 std::vector<float> read_stacked(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
   size_t size = 0;
@@ -77,19 +89,10 @@ std::vector<float> read_stacked(const Checkpoint& checkpoint, const std::vector<
   std::vector<float> rows;
   rows.reserve(size);  // growing would copy, and hold, what is there twice
   for (const std::string& name : names) {
-    const std::vector<float> part = checkpoint.read_f32(name);
+    const std::vector<float> part = read_finite(checkpoint, name);
     rows.insert(rows.end(), part.begin(), part.end());
   }
   return rows;
-}
-
-/// A vector that no format rounds, and so no format's encoder has looked at.
-std::vector<float> read_finite(const Checkpoint& checkpoint, const std::string& name) {
-  std::vector<float> values = checkpoint.read_f32(name);
-  for (float value : values)
-    FUT_CHECK(std::isfinite(value), checkpoint.path(), ": tensor ", name, " holds ", value,
-              ", expected finite numbers");
-  return values;
 }
 
 /// The biases of stacked tensors behind one another.
@@ -285,7 +288,8 @@ PlacedWeight place_table(Backend& backend, const Checkpoint& checkpoint, const L
   HostWeight table = empty_weight(dtype, 0, c.vocabulary, c.width);
   for (int64_t first = 0; first < c.vocabulary; first += kRows) {
     const int64_t count = std::min(kRows, c.vocabulary - first);
-    encode_rows(table, first, count, read(checkpoint, c, rotation, {first, count}).data(), name);
+    encode_rows(table, first, count, read(checkpoint, c, rotation, {first, count}).data(),
+                cat(name, " of ", checkpoint.path()));
     checkpoint.drop_pages();
   }
   return backend.take(std::move(table));
@@ -437,10 +441,10 @@ LayerTensors read_layer(const Checkpoint& checkpoint, const LlamaConfig& c, int6
   LayerTensors out;
   out.qkv = read_stacked(checkpoint, qkv_names(l));
   out.gate_up = read_stacked(checkpoint, gate_up_names(l));
-  out.o = checkpoint.read_f32(layer_name(l, "self_attn.o_proj"));
-  out.down = checkpoint.read_f32(layer_name(l, "mlp.down_proj"));
-  out.qkv_gain = checkpoint.read_f32(layer_name(l, "input_layernorm"));
-  out.gate_up_gain = checkpoint.read_f32(layer_name(l, "post_attention_layernorm"));
+  out.o = read_finite(checkpoint, layer_name(l, "self_attn.o_proj"));
+  out.down = read_finite(checkpoint, layer_name(l, "mlp.down_proj"));
+  out.qkv_gain = read_finite(checkpoint, layer_name(l, "input_layernorm"));
+  out.gate_up_gain = read_finite(checkpoint, layer_name(l, "post_attention_layernorm"));
   fold_gain(out.qkv, out.qkv_gain);
   fold_gain(out.gate_up, out.gate_up_gain);
   out.bias = read_biases(checkpoint, c, l, rotation);
