@@ -152,6 +152,28 @@ TEST(HessianTest, DoesNotDependOnHowRowsArrive) {
   EXPECT_EQ(whole.take(), pieces.take());
 }
 
+TEST(MeanProductTest, IsTheMeanOfOuterProductsHoweverRowsArrive) {
+  constexpr int64_t kRows = 700, kLeft = 40, kRight = 75;
+  const std::vector<float> a = normal_values(kRows * kLeft, 61), b = correlated_inputs(kRows, kRight, 62);
+  MeanProduct whole(kLeft, kRight), pieces(kLeft, kRight);
+  whole.add(a.data(), b.data(), kRows);
+  for (int64_t t = 0; t < kRows; t += 70) pieces.add(a.data() + t * kLeft, b.data() + t * kRight, 70);
+  const std::vector<double> mean = whole.take();
+  EXPECT_EQ(mean, pieces.take());
+  ASSERT_EQ(mean.size(), 64u * 96u);
+  for (int64_t i = 0; i < 64; ++i) {
+    for (int64_t j = 0; j < 96; ++j) {
+      double sum = 0, magnitude = 0;
+      for (int64_t t = 0; t < kRows && i < kLeft && j < kRight; ++t) {
+        const double product = double{a[t * kLeft + i]} * b[t * kRight + j];
+        sum += product;
+        magnitude += std::fabs(product);
+      }
+      ASSERT_NEAR(mean[i * 96 + j], sum / kRows, 513 * 6e-8 * magnitude / kRows) << i << " " << j;
+    }
+  }
+}
+
 TEST(FactorTest, MultipliesBack) {
   constexpr int64_t kCols = 96;
   Hessian sums(kCols);
@@ -171,6 +193,24 @@ TEST(FactorTest, MultipliesBack) {
       ASSERT_NEAR(sum, h[i * kCols + j] + (i == j ? factor.added : 0), 1e-12 * kCols * mean);
     }
   }
+}
+
+TEST(FactorTest, SolvesForRows) {
+  constexpr int64_t kCols = 64, kRows = 3;
+  Hessian sums(kCols);
+  const std::vector<float> x = correlated_inputs(400, kCols, 8), wanted = normal_values(kRows * kCols, 9);
+  sums.add(x.data(), 400);
+  const std::vector<double> h = sums.take();
+  const Factor factor = factorise(h, kCols, 0.01);
+  std::vector<double> rows(kRows * kCols);
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t j = 0; j < kCols; ++j) {
+      rows[r * kCols + j] = factor.added * wanted[r * kCols + j];
+      for (int64_t k = 0; k < kCols; ++k) rows[r * kCols + j] += wanted[r * kCols + k] * h[k * kCols + j];
+    }
+  }
+  solve(factor.lower, kCols, rows.data(), kRows);
+  for (int64_t i = 0; i < kRows * kCols; ++i) ASSERT_NEAR(rows[i], wanted[i], 1e-9) << i;
 }
 
 /// A matrix of ones but for its diagonal of `diagonal`: its least eigenvalue is diagonal - 1.
@@ -234,6 +274,89 @@ TEST(GptqTest, WithoutCorrelationsItRoundsToNearest) {
   const std::vector<float> w = normal_values(kShape.rows * kShape.cols, 15);
   expect_same(gptq(w, kShape, x, 0).weight, rtn(w, kShape));
   EXPECT_LE(output_error(w, gptq(w, kShape, x).weight, x), output_error(w, rtn(w, kShape), x));
+}
+
+// ---- what went wrong before
+
+/// x (rows, cols) times m^T, m (out, cols).
+std::vector<float> linear(const std::vector<float>& x, const std::vector<float>& m, int64_t cols) {
+  const auto rows = static_cast<int64_t>(x.size()) / cols, out = static_cast<int64_t>(m.size()) / cols;
+  std::vector<float> y(rows * out);
+  for (int64_t i = 0; i < rows * out; ++i) {
+    double sum = 0;
+    for (int64_t k = 0; k < cols; ++k) sum += double{m[i % out * cols + k]} * x[i / out * cols + k];
+    y[i] = static_cast<float>(sum);
+  }
+  return y;
+}
+
+TEST(DriftTest, IsMadeUpForWhereTheAnswerIsKnown) {
+  // The original's inputs are x + M x, and the stream lacks B x: what is wanted is W (1 + M) + B, of x.
+  constexpr Shape kShape{40, 96, 32};
+  constexpr int64_t kRows = 700;
+  const std::vector<float> x = correlated_inputs(kRows, kShape.cols, 71);
+  const std::vector<float> w = normal_values(kShape.rows * kShape.cols, 72, 0.05f);
+  const std::vector<float> m = normal_values(kShape.cols * kShape.cols, 73, 0.02f);
+  const std::vector<float> b = normal_values(kShape.rows * kShape.cols, 74, 0.01f);
+  const std::vector<float> drift = linear(x, m, kShape.cols), lack = linear(x, b, kShape.cols);
+  std::vector<float> scale(kShape.cols), ones(kShape.cols, 1.0f);
+  for (int64_t k = 0; k < kShape.cols; ++k) scale[k] = 0.75f + 0.25f * static_cast<float>(k % 3);
+  for (const bool adds : {false, true}) {
+    std::vector<float> wanted = w;
+    for (int64_t i = 0; i < kShape.rows * kShape.cols; ++i) {
+      for (int64_t k = 0; k < kShape.cols; ++k)
+        wanted[i] += w[i / kShape.cols * kShape.cols + k] * m[k * kShape.cols + i % kShape.cols];
+      if (adds) wanted[i] += b[i];
+    }
+    for (const std::vector<float>& c : {ones, scale}) {
+      std::vector<float> scaled = x;
+      for (size_t i = 0; i < x.size(); ++i) scaled[i] *= c[i % kShape.cols];
+      const std::vector<float> left = divide_columns(w, c), goal = divide_columns(wanted, c);
+      const double unaware = output_error(goal, gptq(left, kShape, scaled).weight, scaled);
+      const double best = output_error(goal, gptq(goal, kShape, scaled).weight, scaled);
+      ASSERT_GT(unaware, 3 * best);
+      const auto method = find_quantiser("gptq").make({1e-4, 4, 0});
+      method->start_product(kShape.cols);
+      // How rows are split must not matter.
+      for (int64_t t = 0; t < kRows; t += 350) {
+        method->add_inputs(x.data() + t * kShape.cols, 350);
+        method->add_drift(x.data() + t * kShape.cols, 350, drift.data() + t * kShape.cols,
+                          adds ? lack.data() + t * kShape.rows : nullptr, kShape.rows);
+      }
+      method->scale_inputs(c);
+      const HostWeight q = method->quantise(left.data(), kShape.rows, kShape.cols, kShape.group, "w").weight;
+      EXPECT_LT(output_error(goal, q, scaled), 1.3 * best) << adds;
+    }
+  }
+}
+
+TEST(DriftTest, ChanceIsNotTakenForIt) {
+  constexpr Shape kShape{40, 96, 32};
+  const std::vector<float> x = correlated_inputs(200, kShape.cols, 77);
+  const std::vector<float> drift = normal_values(static_cast<int64_t>(x.size()), 78, 0.5f);
+  const std::vector<float> w = normal_values(kShape.rows * kShape.cols, 79, 0.05f);
+  const auto error = [&](double prior) {
+    const auto method = find_quantiser("gptq").make({0.01, 4, prior});
+    method->start_product(kShape.cols);
+    method->add_inputs(x.data(), 200);
+    method->add_drift(x.data(), 200, drift.data(), nullptr, 0);
+    return output_error(w, method->quantise(w.data(), kShape.rows, kShape.cols, kShape.group, "w").weight, x);
+  };
+  const double without = output_error(w, gptq(w, kShape, x).weight, x);
+  EXPECT_GT(error(0), 3 * without);
+  EXPECT_LT(error(QuantiserOptions{}.drift_prior), 1.2 * without);
+}
+
+TEST(DriftTest, NoneChangesNothing) {
+  constexpr Shape kShape{40, 96, 32};
+  const std::vector<float> x = correlated_inputs(400, kShape.cols, 75), none(x.size());
+  const std::vector<float> w = normal_values(kShape.rows * kShape.cols, 76, 0.05f);
+  const auto method = find_quantiser("gptq").make({});
+  method->start_product(kShape.cols);
+  method->add_inputs(x.data(), 400);
+  method->add_drift(x.data(), 400, none.data(), none.data(), kShape.cols);
+  expect_same(method->quantise(w.data(), kShape.rows, kShape.cols, kShape.group, "w").weight,
+              gptq(w, kShape, x).weight);
 }
 
 // ---- where it must stay harmless
@@ -617,6 +740,31 @@ TEST(QuantisedModelTest, ABackendWithoutInputScalesFoldsOrRefuses) {
   EXPECT_NE(load_weights(*cpu, made, options).for_decode(0).qkv.weight.input_scale, nullptr);
 }
 
+/// Three pieces of the text through a model's own decode path, with weights and cache of one type.
+Calibration recorded_in_decode(const ModelSource& source, Dtype type) {
+  const LlamaConfig& c = source.config;
+  const auto backend = make_backend("cpu", c, {type});
+  LlamaOptions options;
+  options.weights.decode = type;
+  if (type == Dtype::bf16) options.weights.prefill = type, options.weights.rotate_values = true;
+  LlamaModel model(*backend, source, options);
+  model.record_amax(true);
+  const auto pieces = calibration_pieces(source, {kText, 3, 100, 0, {}});
+  const auto length = static_cast<int64_t>(pieces[0].size());
+  KvPool pool(*backend, c, type, 3 * 128, 3);
+  std::vector<CachedSequence> sequences(3);
+  std::vector<CachedSequence*> members;
+  for (CachedSequence& s : sequences) {
+    EXPECT_TRUE(pool.admit(s, length));
+    members.push_back(&s);
+  }
+  for (int64_t t = 0; t < length; ++t) {
+    model.decode_step(pool.make_pass(members, {1, 1, 1}, {pieces[0][t], pieces[1][t], pieces[2][t]}));
+    for (CachedSequence& s : sequences) KvPool::advance(s, 1);
+  }
+  return model.recorded();
+}
+
 /// The walk sees what the model's own decode path makes: it records the same largest outputs.
 TEST(QuantisedModelTest, TheWalkIsTheDecodePath) {
   TempFolder folder;
@@ -624,27 +772,85 @@ TEST(QuantisedModelTest, TheWalkIsTheDecodePath) {
   const std::string made = folder.file("made");
   write_quantised(folder.path(), made, "gptq");
   const ModelSource source = ModelSource::open(made);
-  const LlamaConfig& c = source.config;
-  const auto backend = make_backend("cpu", c, {Dtype::int4});
-  LlamaOptions options;
-  LlamaModel model(*backend, source, options);
-  model.record_amax(true);
-  const auto pieces = calibration_pieces(source, {kText, 3, 100, 0, {}});
-  const auto length = static_cast<int64_t>(pieces[0].size());
-  KvPool pool(*backend, c, Dtype::int4, 3 * 128, 3);
-  std::vector<CachedSequence> sequences(3);
-  std::vector<CachedSequence*> members;
-  for (CachedSequence& s : sequences) {
-    ASSERT_TRUE(pool.admit(s, length));
-    members.push_back(&s);
-  }
-  for (int64_t t = 0; t < length; ++t) {
-    model.decode_step(pool.make_pass(members, {1, 1, 1}, {pieces[0][t], pieces[1][t], pieces[2][t]}));
-    for (CachedSequence& s : sequences) KvPool::advance(s, 1);
-  }
-  EXPECT_EQ(model.recorded().attention_amax, source.calibration.attention_amax);
-  EXPECT_EQ(model.recorded().swiglu_amax, source.calibration.swiglu_amax);
+  const Calibration recorded = recorded_in_decode(source, Dtype::int4);
+  EXPECT_EQ(recorded.attention_amax, source.calibration.attention_amax);
+  EXPECT_EQ(recorded.swiglu_amax, source.calibration.swiglu_amax);
   EXPECT_EQ(source.calibration.key_mean.size(), 2u);
+}
+
+TEST(QuantisedModelTest, TheOriginalsWalkIsItsBf16DecodePath) {
+  TempFolder folder;
+  write_gained_fixture(folder);
+  const ModelSource source = ModelSource::open(folder.path());
+  const LlamaConfig& c = source.config;
+  const auto backend = make_backend("cpu", c, {Dtype::bf16});
+  DecodeWalk walk(*backend, c, Dtype::bf16, calibration_pieces(source, {kText, 3, 100, 0, {}}),
+                  read_embedding(*source.decode, c, {true, false}, {0, c.vocabulary}), [] {});
+  const auto bf16 = [](const std::vector<float>& w, int64_t cols) {
+    return encode_weight(Dtype::bf16, 0, w.data(), static_cast<int64_t>(w.size()) / cols, cols, "w");
+  };
+  const DecodeWalk::See nothing = [](const float*, int64_t) {};
+  for (int64_t l = 0; l < c.layers; ++l) {
+    const LayerTensors tensors = read_layer(*source.decode, c, l, {true, false});
+    walk.start_layer(nothing);
+    walk.attention(bf16(tensors.qkv, c.width), tensors.head_norm, nothing);
+    walk.o_proj(bf16(tensors.o, c.heads * c.head_dim), nothing);
+    std::vector<float> shown, again(100 * c.feed_forward);
+    walk.gate_up(bf16(tensors.gate_up, c.width),
+                 [&](const float* x, int64_t rows) { shown.insert(shown.end(), x, x + rows * c.feed_forward); });
+    walk.inputs(150, 100, again.data());
+    EXPECT_TRUE(std::equal(again.begin(), again.end(), shown.begin() + 150 * c.feed_forward));
+    walk.down(bf16(tensors.down, c.feed_forward));
+  }
+  const Calibration recorded = recorded_in_decode(source, Dtype::bf16);
+  EXPECT_EQ(walk.calibration().attention_amax, recorded.attention_amax);
+  EXPECT_EQ(walk.calibration().swiglu_amax, recorded.swiglu_amax);
+}
+
+/// Rounds to nearest and keeps how large the drift was that it was told.
+class Listener final : public WeightQuantiser {
+ public:
+  bool wants_inputs() const override { return true; }
+  void start_product(int64_t) override { heard.push_back({}); }
+  void add_inputs(const float*, int64_t rows) override { heard.back().rows += rows; }
+  void add_drift(const float*, int64_t rows, const float* drift, const float* lack, int64_t width) override {
+    heard.back().told += rows;
+    heard.back().adds = lack != nullptr;
+    for (int64_t i = 0; i < rows * 64; ++i) heard.back().drift += std::fabs(drift[i]);
+    for (int64_t i = 0; lack && i < rows * width; ++i) heard.back().lack += std::fabs(lack[i]);
+  }
+  QuantisedMatrix quantise(const float* w, int64_t rows, int64_t cols, int group, const std::string& name) override {
+    return {encode_weight(Dtype::int4, group, w, rows, cols, name), 0, 0, ""};
+  }
+
+  struct Product {
+    int64_t rows = 0, told = 0;
+    bool adds = false;
+    double drift = 0, lack = 0;
+  };
+  std::vector<Product> heard;
+};
+
+TEST(QuantisedModelTest, DriftBeginsBehindTheFirstProductAndIsToldOfEveryInput) {
+  TempFolder folder;
+  write_gained_fixture(folder);
+  Listener listener;
+  QuantizeOptions options;
+  options.quantiser = &listener;
+  options.group = 32;
+  options.calibration_text = kText;
+  options.calibration_samples = 3;
+  options.calibration_length = 100;
+  quantize_model(folder.path(), folder.file("out"), options);
+  ASSERT_EQ(listener.heard.size(), 8u);
+  for (size_t i = 0; i < 8; ++i) {
+    const Listener::Product& p = listener.heard[i];
+    EXPECT_EQ(p.rows, 300) << i;
+    EXPECT_EQ(p.told, 300) << i;
+    EXPECT_EQ(p.adds, i % 2 == 1) << i;
+    EXPECT_EQ(p.drift > 0, i > 0) << i;
+    EXPECT_EQ(p.lack > 0, i % 2 == 1 && i > 1) << i;
+  }
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ void normalise_head(double* head, const std::vector<float>& gain, double eps) {
 /// The keys and values of one layer, for as many sequences as step together.
 class LayerCache {
  public:
-  LayerCache(Backend& backend, LlamaConfig config, int64_t sequences, int64_t length)
-      : pool_(backend, one_layer(config), Dtype::int4, sequences * pages(length) * kKvPageTokens, sequences),
+  LayerCache(Backend& backend, LlamaConfig config, Dtype type, int64_t sequences, int64_t length)
+      : pool_(backend, one_layer(config), type, sequences * pages(length) * kKvPageTokens, sequences),
         sequences_(sequences) {
     for (CachedSequence& s : sequences_) FUT_CHECK(pool_.admit(s, length), "the calibration's KV cache is full");
     for (CachedSequence& s : sequences_) members_.push_back(&s);
@@ -59,10 +59,12 @@ class LayerCache {
 
 }  // namespace
 
-DecodeWalk::DecodeWalk(Backend& backend, const LlamaConfig& config, const std::vector<std::vector<int32_t>>& pieces,
-                       const std::vector<float>& embedding, std::function<void()> tick)
+DecodeWalk::DecodeWalk(Backend& backend, const LlamaConfig& config, Dtype weights,
+                       const std::vector<std::vector<int32_t>>& pieces, const std::vector<float>& embedding,
+                       std::function<void()> tick)
     : backend_(backend),
       config_(config),
+      weights_(weights),
       tick_(std::move(tick)),
       length_(static_cast<int64_t>(pieces.at(0).size())),
       rows_(length_ * static_cast<int64_t>(pieces.size())) {
@@ -72,7 +74,7 @@ DecodeWalk::DecodeWalk(Backend& backend, const LlamaConfig& config, const std::v
   q_ = Buffer(backend, kChunkRows * config.heads * E * sizeof(float));
   k_ = Buffer(backend, kChunkRows * config.kv_heads * E * sizeof(float));
   v_ = Buffer(backend, kChunkRows * config.kv_heads * E * sizeof(float));
-  operand_ = Buffer(backend, kChunkRows * widest * sizeof(Half));
+  operand_ = Buffer(backend, kChunkRows * widest * sizeof(uint16_t));
   rope_ = rope_tables(config, length_);
   rope_cos_ = upload_floats(backend, rope_.cos);
   rope_sin_ = upload_floats(backend, rope_.sin);
@@ -190,39 +192,68 @@ std::vector<float> DecodeWalk::mean_key(const HostWeight& qkv, const HeadNorm& n
   return mean;
 }
 
-void DecodeWalk::see_halves(const std::vector<Half>& values, int64_t first_row, int64_t rows, int64_t cols, float guard,
-                            const See& see) const {
-  std::vector<float> floats(rows * cols);
+void DecodeWalk::widen(const std::vector<uint16_t>& values, int64_t first_row, int64_t rows, int64_t cols, float guard,
+                       float* x) const {
+  const uint16_t* from = values.data() + first_row * cols;
   parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * cols; i < end * cols; ++i) floats[i] = to_f32(values[first_row * cols + i]) * guard;
+    for (int64_t i = begin * cols; i < end * cols; ++i)
+      x[i] = weights_ == Dtype::int4 ? to_f32(Half{from[i]}) * guard : to_f32(Bf16{from[i]});
   });
+}
+
+void DecodeWalk::see_halves(const std::vector<uint16_t>& values, int64_t first_row, int64_t rows, int64_t cols,
+                            float guard, const See& see) const {
+  std::vector<float> floats(rows * cols);
+  widen(values, first_row, rows, cols, guard, floats.data());
   see(floats.data(), rows);
   tick_();
 }
 
-void DecodeWalk::start_layer(const See& see_qkv) { see_normalised(see_qkv); }
+void DecodeWalk::inputs(int64_t first_row, int64_t rows, float* x) const {
+  switch (shown_) {
+    case Shown::normalised:
+      return parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) normalise(first_row + t, x + t * config_.width);
+      });
+    case Shown::o: return widen(o_, first_row, rows, config_.heads * config_.head_dim, o_guard_, x);
+    case Shown::h: return widen(h_, first_row, rows, config_.feed_forward, h_guard_, x);
+  }
+}
+
+/// What attention and SwiGLU leave and o and down take.
+Operand DecodeWalk::operand(float guard) const {
+  Operand a;
+  a.dtype = weights_ == Dtype::int4 ? Dtype::f16 : weights_;
+  a.data = operand_.as<void>();
+  a.scale = weights_ == Dtype::int4 ? guard : 1.0f;
+  return a;
+}
+
+void DecodeWalk::start_layer(const See& see_qkv) {
+  shown_ = Shown::normalised;
+  see_normalised(see_qkv);
+}
 
 void DecodeWalk::attention(const HostWeight& host, const HeadNorm& norm, const See& see_o) {
   const PlacedWeight qkv = backend_.place(host);
+  shown_ = Shown::o;
   const LayerConstants constants = attention_constants(host, norm, config_);
   o_guard_ = constants.attention_guard;
   const Buffer key_factor = upload_floats(backend_, constants.key_factor);
   const Buffer value_factor = upload_floats(backend_, constants.value_factor);
-  calibration_.key_mean.push_back(mean_key(host, norm));
+  if (weights_ == Dtype::int4) calibration_.key_mean.push_back(mean_key(host, norm));
   calibration_.attention_amax.push_back(0.0f);
-  const Buffer key_mean = upload_floats(backend_, calibration_.key_mean.back());
+  Buffer key_mean;
+  if (weights_ == Dtype::int4) key_mean = upload_floats(backend_, calibration_.key_mean.back());
   const Rope rope{rope_cos_.as<float>(), rope_sin_.as<float>(), static_cast<int>(config_.rotary_dim), length_};
   Buffer q_norm, k_norm;
   if (config_.head_norm) q_norm = upload_floats(backend_, norm.q), k_norm = upload_floats(backend_, norm.k);
   const int heads = static_cast<int>(config_.heads);
   const int64_t o_width = config_.heads * config_.head_dim;
-  Operand out;
-  out.dtype = Dtype::f16;
-  out.data = operand_.as<void>();
-  out.scale = o_guard_;
+  Operand out = operand(o_guard_);
   out.amax = &calibration_.attention_amax.back();
   for (const Side& side : sides_) {
-    LayerCache cache(backend_, config_, side.count, length_);
+    LayerCache cache(backend_, config_, weights_, side.count, length_);
     for (int64_t t = 0; t < length_; ++t) {
       const int64_t row = side.first_row + t * side.count;
       ForwardPass pass = cache.next();
@@ -234,23 +265,20 @@ void DecodeWalk::attention(const HostWeight& host, const HeadNorm& norm, const S
       backend_.qkv_rope_append({q_.as<void>(), k_.as<void>(), v_.as<void>(), c, residual(), qkv.weight, rope,
                                 pass.batch, heads, config_.width, q_norm.as<float>(), k_norm.as<float>()});
       backend_.attention_decode({out, q_.as<void>(), k_.as<void>(), v_.as<void>(), c, pass.batch, heads});
-      backend_.download(o_.data() + row * o_width, out.data, side.count * o_width * sizeof(Half));
+      backend_.download(o_.data() + row * o_width, out.data, side.count * o_width * sizeof(uint16_t));
       see_halves(o_, row, side.count, o_width, o_guard_, see_o);
     }
   }
 }
 
-void DecodeWalk::product_into_residual(const HostWeight& host, const std::vector<Half>& inputs, float guard,
+void DecodeWalk::product_into_residual(const HostWeight& host, const std::vector<uint16_t>& inputs, float guard,
                                        bool is_down) {
   const PlacedWeight weight = backend_.place(host);
-  Operand a;
-  a.dtype = Dtype::f16;
-  a.data = operand_.as<void>();
-  a.scale = guard;
+  const Operand a = operand(guard);
   for (int64_t first = 0; first < rows_; first += kChunkRows) {
     const int64_t count = std::min(kChunkRows, rows_ - first);
     load_residual(first, count);
-    backend_.upload(a.data, inputs.data() + first * host.cols, count * host.cols * sizeof(Half));
+    backend_.upload(a.data, inputs.data() + first * host.cols, count * host.cols * sizeof(uint16_t));
     const ResidualGemmArgs args{residual(), a, weight.weight, count};
     if (is_down) {
       backend_.down_residual(args);
@@ -264,24 +292,23 @@ void DecodeWalk::product_into_residual(const HostWeight& host, const std::vector
 
 void DecodeWalk::o_proj(const HostWeight& o, const See& see_gate_up) {
   product_into_residual(o, o_, o_guard_, false);
+  shown_ = Shown::normalised;
   see_normalised(see_gate_up);
 }
 
 void DecodeWalk::gate_up(const HostWeight& host, const See& see_down) {
   const PlacedWeight weight = backend_.place(host);
+  shown_ = Shown::h;
   h_guard_ = swiglu_guard(host, config_);
   const int64_t F = config_.feed_forward;
-  Operand out;
-  out.dtype = Dtype::f16;
-  out.data = operand_.as<void>();
-  out.scale = h_guard_;
+  Operand out = operand(h_guard_);
   calibration_.swiglu_amax.push_back(0.0f);
   out.amax = &calibration_.swiglu_amax.back();
   for (int64_t first = 0; first < rows_; first += kChunkRows) {
     const int64_t count = std::min(kChunkRows, rows_ - first);
     load_residual(first, count);
     backend_.gate_up_swiglu({out, residual(), weight.weight, count});
-    backend_.download(h_.data() + first * F, out.data, count * F * sizeof(Half));
+    backend_.download(h_.data() + first * F, out.data, count * F * sizeof(uint16_t));
     see_halves(h_, first, count, F, h_guard_, see_down);
   }
 }

@@ -15,10 +15,12 @@ class DecodeWalk {
   /// x (rows, K): inputs of the next product, rounded as decode rounds them for INT4 weights without input scales.
   using See = std::function<void(const float* x, int64_t rows)>;
 
-  /// Pieces of equal length, each a sequence of its own; `embedding` (V, D). The cache is INT4, as decode has it unless
-  /// told otherwise. `tick` is called every now and then and may throw.
-  DecodeWalk(Backend& backend, const LlamaConfig& config, const std::vector<std::vector<int32_t>>& pieces,
-             const std::vector<float>& embedding, std::function<void()> tick);
+  /// Pieces of equal length, each a sequence of its own; `embedding` (V, D). `tick` is called every now and then and
+  /// may throw.
+  /// `weights`: the type of the products' weights, int4 or bf16, of the operands (FP16 or BF16) and of the cache.
+  DecodeWalk(Backend& backend, const LlamaConfig& config, Dtype weights,
+             const std::vector<std::vector<int32_t>>& pieces, const std::vector<float>& embedding,
+             std::function<void()> tick);
 
   int64_t tokens() const { return rows_; }
   /// Of the layers so far.
@@ -31,6 +33,11 @@ class DecodeWalk {
   void gate_up(const HostWeight& gate_up, const See& see_down);
   void down(const HostWeight& down);
 
+  /// Rows of the inputs that were shown last, in the order in which they were: x (rows, K).
+  void inputs(int64_t first_row, int64_t rows, float* x) const;
+  /// The residual stream in the same order, (rows, D) from this one on.
+  const float* stream(int64_t first_row) const { return x_.data() + first_row * config_.width; }
+
  private:
   /// Sequences that step together. Their rows lie step by step: rows first_row + t * count .. of step t.
   struct Side {
@@ -40,21 +47,27 @@ class DecodeWalk {
   void normalise(int64_t row, float* out) const;
   std::vector<float> mean_key(const HostWeight& qkv, const HeadNorm& norm) const;
   void see_normalised(const See& see) const;
-  void see_halves(const std::vector<Half>& values, int64_t first_row, int64_t rows, int64_t cols, float guard,
+  /// Elements of o_ or h_ as numbers, from row `first_row` on.
+  void widen(const std::vector<uint16_t>& values, int64_t first_row, int64_t rows, int64_t cols, float guard,
+             float* x) const;
+  void see_halves(const std::vector<uint16_t>& values, int64_t first_row, int64_t rows, int64_t cols, float guard,
                   const See& see) const;
+  Operand operand(float guard) const;
   void load_residual(int64_t first_row, int64_t rows);
   void store_residual(int64_t first_row, int64_t rows);
-  void product_into_residual(const HostWeight& weight, const std::vector<Half>& inputs, float guard, bool is_down);
+  void product_into_residual(const HostWeight& weight, const std::vector<uint16_t>& inputs, float guard, bool is_down);
   Residual residual() const;
 
   Backend& backend_;
   LlamaConfig config_;
+  Dtype weights_;
   std::function<void()> tick_;
   int64_t length_, rows_;
   std::vector<Side> sides_;
   // All tokens, on the host.
   std::vector<float> x_, sum_squares_;  // (T, D), (T)
-  std::vector<Half> o_, h_;             // (T, H E), (T, F), over their guards
+  std::vector<uint16_t> o_, h_;         // (T, H E), (T, F), FP16 over their guards or BF16
+  enum class Shown { normalised, o, h } shown_ = Shown::normalised;
   float o_guard_ = 1.0f, h_guard_ = 1.0f;
   // A few of them, where the backend works.
   Buffer x_chunk_, sum_squares_chunk_, q_, k_, v_, operand_;

@@ -235,18 +235,20 @@ class FolderWriter {
 };
 
 /// The four products of a layer to INT4, one after the other, each told its inputs if the quantiser wants them: those
-/// that the layers and products before it, quantised already, make of the calibration text.
+/// that the layers and products before it, quantised already, make of the calibration text, and how far they are from
+/// what the original model, in BF16, makes of it.
 class LayerQuantiser {
  public:
   LayerQuantiser(const QuantizeOptions& options, const LlamaConfig& config) : options_(options), config_(config) {}
 
   void walk_over(const std::vector<std::vector<int32_t>>& pieces, const std::vector<float>& embedding) {
-    backend_ = make_backend("cpu", config_, {Dtype::int4});
-    walk_.emplace(*backend_, config_, pieces, embedding, [this] { tick(); });
+    backend_ = make_backend("cpu", config_, {Dtype::int4, Dtype::bf16});
+    walk_.emplace(*backend_, config_, Dtype::int4, pieces, embedding, [this] { tick(); });
+    original_.emplace(*backend_, config_, Dtype::bf16, pieces, embedding, [this] { tick(); });
   }
 
   void layer(int64_t l, const LayerTensors& tensors, const std::function<void(int, const HostWeight&)>& write) {
-    HostWeight codes;
+    HostWeight codes, exact;  // of the product before
     for (int product = 0; product < kProducts; ++product) {
       done_ = l * kProducts + product;
       stage_ = cat("layer ", l + 1, " of ", config_.layers);
@@ -254,15 +256,18 @@ class LayerQuantiser {
       tick();
       if (walk_) {
         options_.quantiser->start_product(projections(config_, l, product)[0].cols);
-        step(product, codes, tensors.head_norm);
+        step(product, codes, exact, tensors.head_norm);
       }
       const std::vector<float> scale = input_scale(product, tensors);
       codes = quantise(l, product, divide_columns(product_weight(tensors, product), scale));
       codes.input_scale = scale;
       codes.bias = product_bias(tensors, product);
       write(product, codes);
+      if (original_) exact = exact_weight(l, product, tensors);
     }
-    if (walk_ && l + 1 < config_.layers) walk_->down(codes);
+    if (!walk_ || l + 1 == config_.layers) return;
+    walk_->down(codes);
+    original_->down(exact);
   }
 
   /// What the walk has seen beside the inputs.
@@ -273,14 +278,41 @@ class LayerQuantiser {
   }
 
  private:
-  /// Through the product before, whose codes are known, to the inputs of this one.
-  void step(int product, const HostWeight& before, const HeadNorm& norm) {
-    const DecodeWalk::See see = [&](const float* x, int64_t rows) { options_.quantiser->add_inputs(x, rows); };
+  HostWeight exact_weight(int64_t l, int product, const LayerTensors& tensors) const {
+    const std::vector<float>& w = product_weight(tensors, product);
+    const Projection p = projections(config_, l, product)[0];
+    HostWeight exact = encode_weight(Dtype::bf16, 0, w.data(), static_cast<int64_t>(w.size()) / p.cols, p.cols, p.name);
+    exact.bias = product_bias(tensors, product);
+    return exact;
+  }
+
+  /// Through the product before, whose codes are known, to the inputs of this one: the original model first, then ours,
+  /// compared with it.
+  void step(int product, const HostWeight& codes, const HostWeight& exact, const HeadNorm& norm) {
+    step(*original_, product, exact, norm, [](const float*, int64_t) {});
+    const bool into_stream = product == 1 || product == 3;
+    const int64_t D = config_.width, cols = projections(config_, 0, product)[0].cols;
+    int64_t first = 0;
+    std::vector<float> drift, lack;
+    step(*walk_, product, codes, norm, [&](const float* x, int64_t rows) {
+      drift.resize(rows * cols);
+      original_->inputs(first, rows, drift.data());
+      for (int64_t i = 0; i < rows * cols; ++i) drift[i] -= x[i];
+      lack.assign(original_->stream(first), original_->stream(first) + rows * D);
+      for (int64_t i = 0; i < rows * D; ++i) lack[i] -= walk_->stream(first)[i];
+      options_.quantiser->add_inputs(x, rows);
+      options_.quantiser->add_drift(x, rows, drift.data(), into_stream ? lack.data() : nullptr, D);
+      first += rows;
+    });
+  }
+
+  static void step(DecodeWalk& walk, int product, const HostWeight& before, const HeadNorm& norm,
+                   const DecodeWalk::See& see) {
     switch (product) {
-      case 0: return walk_->start_layer(see);
-      case 1: return walk_->attention(before, norm, see);
-      case 2: return walk_->o_proj(before, see);
-      default: return walk_->gate_up(before, see);
+      case 0: return walk.start_layer(see);
+      case 1: return walk.attention(before, norm, see);
+      case 2: return walk.o_proj(before, see);
+      default: return walk.gate_up(before, see);
     }
   }
 
@@ -317,7 +349,7 @@ class LayerQuantiser {
   const QuantizeOptions& options_;
   const LlamaConfig& config_;
   std::unique_ptr<Backend> backend_;
-  std::optional<DecodeWalk> walk_;
+  std::optional<DecodeWalk> walk_, original_;
   double loss_ = 0, rtn_loss_ = 0;  // summed over the matrices
   int matrices_ = 0;
   int64_t done_ = 0;

@@ -12,7 +12,7 @@ namespace fut {
 
 struct QuantisedMatrix {
   HostWeight weight;
-  double loss = 0;      ///< share of the outputs' energy that is lost on the inputs seen; 0 where none were
+  double loss = 0;      ///< share of the wanted outputs' energy that is lost on the inputs seen; 0 where none were
   double rtn_loss = 0;  ///< what round-to-nearest loses on them
   std::string warning;  ///< one line that the user should read, or empty
 };
@@ -27,6 +27,12 @@ class WeightQuantiser {
   virtual void start_product(int64_t cols) { (void)cols; }
   /// x (rows, K): inputs of the product, in any number of calls, all before the first quantise().
   virtual void add_inputs(const float* x, int64_t rows) { (void)x, (void)rows; }
+  /// After add_inputs(), for the same rows: how far the original model is from them. drift (rows, K): its inputs minus
+  /// x. lack (rows, N), where the outputs are added to the residual stream: its stream minus ours; elsewhere null. What
+  /// the outputs can make up for, they may.
+  virtual void add_drift(const float* x, int64_t rows, const float* drift, const float* lack, int64_t width) {
+    (void)x, (void)rows, (void)drift, (void)lack, (void)width;
+  }
 
   /// The input scale (HostWeight) that suits w (N, K) best, before quantise() is given what it leaves of the rows of w.
   /// `folded` (K): what of each column came from the norm's gain.

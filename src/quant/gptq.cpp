@@ -7,6 +7,13 @@
 // which takes over what the columns before it got wrong: GPTQ's update (Frantar et al. 2022), in the form of Babai's
 // nearest plane, which needs the Cholesky factor of H itself and no inverse.
 //
+// TARGET. Inputs x of a layer behind quantised ones are not the original model's x'. What its product made of x', and
+// what the residual stream r' had more than r where the outputs are added to one, is wanted of ours: the least mean
+// square of W x' + (r' - r) - W* x is at
+//     W* = W + (W D + R) H^-1,  D = mean of (x' - x) x^T,  R = mean of (r' - r) x^T,
+// and W* is what is quantised (idea of the first term: GPTAQ, Li et al. 2025). In directions in which inputs are small,
+// most of D and R is chance: a prior, so many inputs of mean size, on H's diagonal holds W* to W there.
+//
 // ORDER. Columns are permuted by their diagonal before factorising, so that those with the largest inputs come first,
 // while others can still make up for them. Groups and their scales stay where they are: nothing is permuted at run
 // time.
@@ -315,8 +322,19 @@ class Gptq final : public WeightQuantiser {
     hessian_.clear();
     scale_.clear();
     sums_.emplace(cols);
+    drift_.reset();
+    lack_.reset();
+    held_.clear();
+    lacking_.clear();
   }
   void add_inputs(const float* x, int64_t rows) override { sums_->add(x, rows); }
+  void add_drift(const float* x, int64_t rows, const float* drift, const float* lack, int64_t width) override {
+    if (!drift_) drift_.emplace(sums_->cols(), sums_->cols());
+    drift_->add(drift, x, rows);
+    if (!lack) return;
+    if (!lack_) lack_.emplace(width, sums_->cols());
+    lack_->add(lack, x, rows);
+  }
 
   std::vector<float> input_scale(const float* w, int64_t rows, int64_t cols, int group,
                                  const std::vector<float>& folded) override {
@@ -329,6 +347,8 @@ class Gptq final : public WeightQuantiser {
     FUT_CHECK(sums_ && sums_->cols() == cols, name, ": has ", cols, " columns, the inputs seen have ",
               sums_ ? sums_->cols() : 0);
     if (!prepared_) prepare_inputs();
+    const std::vector<float> wanted = target(w, rows, cols);
+    w = wanted.data();
     QuantisedMatrix out;
     out.weight = encode_weight(Dtype::int4, group, w, rows, cols, name);
     if (!inputs_.usable) {
@@ -380,11 +400,68 @@ class Gptq final : public WeightQuantiser {
       for (size_t j = 0; j < scale_.size(); ++j) h[i * n + j] *= double{scale_[i]} * scale_[j];
     }
     inputs_ = prepare(h, n, sums_->cols(), options_.damping);
+    if (drift_) take_drift(std::move(h));
     prepared_ = true;
+  }
+
+  float scale(int64_t k) const { return k < static_cast<int64_t>(scale_.size()) ? scale_[k] : 1.0f; }
+
+  /// D and R of the scaled inputs, whose Hessian is `h`, and the factor of what divides them.
+  void take_drift(std::vector<double> h) {
+    const int64_t n = sums_->padded();
+    double trace = 0;
+    for (int64_t i = 0; i < n; ++i) trace += h[i * n + i];
+    for (int64_t i = 0; i < n; ++i)
+      h[i * n + i] += options_.drift_prior / static_cast<double>(sums_->rows()) * trace / static_cast<double>(n);
+    held_ = factorise(h, n, options_.damping).lower;
+    const std::vector<double> d = drift_->take();
+    drift_panels_.resize(n * n);
+    for (int64_t k = 0; k < n; ++k) {
+      for (int64_t j = 0; j < n; ++j)
+        drift_panels_[(j / kPanel * n + k) * kPanel + j % kPanel] =
+            static_cast<float>(d[k * n + j] * scale(k) * scale(j));
+    }
+    if (!lack_) return;
+    lacking_ = lack_->take();
+    for (size_t i = 0; i < lacking_.size(); ++i) lacking_[i] *= scale(static_cast<int64_t>(i) % n);
+  }
+
+  /// W* of rows w, which are all rows where outputs are added to the stream.
+  std::vector<float> target(const float* w, int64_t rows, int64_t cols) const {
+    std::vector<float> wanted(w, w + rows * cols);
+    if (held_.empty() || !inputs_.usable) return wanted;
+    const int64_t n = inputs_.n;
+    FUT_CHECK(lacking_.empty() || static_cast<int64_t>(lacking_.size()) >= rows * n, "drift of a stream of ",
+              lacking_.size() / n, " channels for ", rows, " outputs");
+    parallel_for(rows, kRows, [&](int64_t begin, int64_t end) {
+      std::vector<float> columns(n * kRows), product(n * kRows);
+      std::vector<double> change(kRows * n);
+      for (int64_t first = begin; first < end; first += kRows) {
+        const int64_t count = std::min(kRows, end - first);
+        for (int64_t i = 0; i < count * cols; ++i) columns[i % cols * kRows + i / cols] = w[first * cols + i];
+        std::fill(product.begin(), product.end(), 0.0f);
+        for (int64_t j = 0; j < n; j += kPanel)
+          panel_product(product.data() + j * kRows, drift_panels_.data() + j * n, columns.data(), n);
+        for (int64_t i = 0; i < count * n; ++i) {
+          const int64_t r = i / n, k = i % n;
+          change[i] = product[k * kRows + r] + (lacking_.empty() ? 0.0 : lacking_[(first + r) * n + k]);
+        }
+        solve(held_, n, change.data(), count);
+        for (int64_t i = 0; i < count * n; ++i) {
+          const int64_t r = first + i / n, k = i % n;
+          if (k < cols) wanted[r * cols + k] += static_cast<float>(change[i]);
+        }
+      }
+    });
+    return wanted;
   }
 
   QuantiserOptions options_;
   std::optional<Hessian> sums_;
+  std::optional<MeanProduct> drift_, lack_;
+  std::vector<float> drift_panels_;  // D, panels (n, 32)
+  std::vector<double> lacking_;      // (N', n) R
+  std::vector<double> held_;         // (n, n) factor of H with the prior on its diagonal
   std::vector<double> hessian_;
   std::vector<float> scale_;  // of the inputs, empty: ones
   bool prepared_ = false;

@@ -7,28 +7,54 @@
 
 namespace fut {
 
-/// Streamed: sums of 512 rows in FP32, sums of those in FP64. How the rows are split over calls and threads changes
-/// nothing.
-class Hessian {
+/// Mean of a b^T over rows a (A), b (B). Streamed: sums of 512 rows in FP32, sums of those in FP64. How the rows are
+/// split over calls and threads changes nothing.
+class MeanProduct {
  public:
-  explicit Hessian(int64_t cols);
+  MeanProduct(int64_t a_cols, int64_t b_cols) : MeanProduct(a_cols, b_cols, false) {}
 
-  /// x (rows, K).
-  void add(const float* x, int64_t rows);
+  /// a (rows, A), b (rows, B).
+  void add(const float* a, const float* b, int64_t rows);
 
-  int64_t cols() const { return cols_; }
-  int64_t padded() const { return panels_ * panel_; }
   int64_t rows() const { return rows_; }
 
-  /// The mean so far, (K', K') row-major with K' = padded(), zeros behind K; nothing can be added afterwards.
+  /// The mean so far, (A', B') row-major, both rounded up to whole panels, zeros behind A and B; nothing can be added
+  /// afterwards.
   std::vector<double> take();
 
+ protected:
+  MeanProduct(int64_t a_cols, int64_t b_cols, bool symmetric);
+
  private:
+  /// Panels of (rows of a chunk, 32).
+  struct Side {
+    int64_t cols, panels;
+    std::vector<float> chunk;
+    void put(const float* x, int64_t at, int64_t rows);
+    const float* panel(int64_t p) const;
+  };
+
   void flush();
 
-  int64_t cols_, panel_, panels_, rows_ = 0, waiting_ = 0;
-  std::vector<float> chunk_;  // panels of (rows of a chunk, 32)
-  std::vector<double> sum_;   // (K', K'), tiles on and right of the diagonal
+  Side a_, b_;
+  bool symmetric_;  // b is a: only tiles on and right of the diagonal are summed
+  int64_t rows_ = 0, waiting_ = 0;
+  std::vector<double> sum_;  // (A', B')
+};
+
+/// H.
+class Hessian : public MeanProduct {
+ public:
+  explicit Hessian(int64_t cols) : MeanProduct(cols, cols, true), cols_(cols) {}
+
+  /// x (rows, K).
+  void add(const float* x, int64_t rows) { MeanProduct::add(x, x, rows); }
+
+  int64_t cols() const { return cols_; }
+  int64_t padded() const;  ///< K'
+
+ private:
+  int64_t cols_;
 };
 
 /// H + damping * mean(diagonal) * I = L L^T.
@@ -40,5 +66,8 @@ struct Factor {
 
 /// `h` (n, n) row-major, symmetric. Where the factorisation fails, damping rises tenfold until it does not.
 Factor factorise(const std::vector<double>& h, int64_t n, double damping);
+
+/// Every row b of `rows` (count, n) becomes b (L L^T)^-1.
+void solve(const std::vector<double>& lower, int64_t n, double* rows, int64_t count);
 
 }  // namespace fut

@@ -12,6 +12,8 @@ namespace fut {
 struct QuantiserOptions {
   double damping = 0.01;  ///< gptq: added to the Hessian's diagonal, as a share of its mean
   int sweeps = 4;         ///< gptq: passes of coordinate descent over codes and scales behind the first one
+  /// gptq: counts as this many inputs without drift, when weights make up for the drift of their inputs (gptq.cpp).
+  double drift_prior = 12000;
 };
 
 struct Quantiser {
