@@ -617,8 +617,8 @@ QuantizeReport write_quantised(const std::string& source, const std::string& out
   return quantize_model(source, out, options);
 }
 
-/// Mean divergence of the decode path from the F32 model, over the calibration text.
-double divergence(const std::string& path, const std::string& of, int group = 0) {
+/// Mean divergence of the decode path from the F32 model, over a text.
+double divergence(const std::string& path, const std::string& of, const std::string& text = kText) {
   std::map<int64_t, std::vector<float>> base;  // windows step side by side: in no order
   double sum = 0;
   for (const bool exact : {true, false}) {
@@ -626,13 +626,12 @@ double divergence(const std::string& path, const std::string& of, int group = 0)
     options.backend = "cpu";
     options.prefill = options.decode = options.kv = exact ? "f32" : "bf16";
     if (!exact) options.decode = "int4";
-    options.group_size = group;
     const auto engine = Engine::load(exact ? of : path, options);
     ScoreOptions score;
     score.decode = true;
     score.context = 128;
     const int64_t vocabulary = engine->info().vocabulary;
-    engine->score(engine->tokenize(kText), score, [&](int64_t index, double, const float* logits) {
+    engine->score(engine->tokenize(text), score, [&](int64_t index, double, const float* logits) {
       std::vector<float> p(logits, logits + vocabulary);
       const float largest = *std::max_element(p.begin(), p.end());
       double all = 0;
@@ -851,6 +850,24 @@ TEST(QuantisedModelTest, DriftBeginsBehindTheFirstProductAndIsToldOfEveryInput) 
     EXPECT_EQ(p.drift > 0, i > 0) << i;
     EXPECT_EQ(p.lack > 0, i % 2 == 1 && i > 1) << i;
   }
+}
+
+TEST(QuantisedModelTest, MakingUpForDriftBringsATrainedModelNearer) {
+  const std::string bard = FUT_SOURCE_DIR "/models/bard", text = test::read_file(FUT_SOURCE_DIR "/tests/bard_text.txt");
+  const size_t seen = text.size() * 2 / 3;
+  TempFolder folder;
+  const auto away = [&](const std::string& out, double prior) {
+    const auto quantiser = find_quantiser("gptq").make({0.01, 4, prior});
+    QuantizeOptions options;
+    options.quantiser = quantiser.get();
+    options.calibration_text = text.substr(0, seen);
+    options.calibration_samples = 8;
+    options.calibration_length = 256;
+    quantize_model(bard, folder.file(out), options);
+    return divergence(folder.file(out), bard, text.substr(seen));
+  };
+  // 0.0045 against 0.0049 where the windows are of 256 tokens.
+  EXPECT_LT(away("with", QuantiserOptions{}.drift_prior), 0.97 * away("without", 1e12));
 }
 
 }  // namespace
