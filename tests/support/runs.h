@@ -1,6 +1,8 @@
 // Texts of a kind without an end, which make a tokenizer slow if anything can.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <ctime>
 #include <limits>
 #include <random>
@@ -70,6 +72,19 @@ double megabytes_a_second(size_t bytes, Work work) {
   double best = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 3; ++i) best = std::min(best, seconds(work));
   return static_cast<double>(bytes) / 1e6 / best;
+}
+
+/// 5 MB/s or more on one core, whatever the run, and every byte back. One thread: encode has no others.
+template <class Encode, class Decode>
+void expect_any_run_at_five_megabytes_a_second(Encode encode, Decode decode) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "sanitizers are slower than that";
+#endif
+  for (const auto& [name, text] : endless_runs(2'000'000)) {
+    decltype(encode(text)) found;
+    EXPECT_GT(megabytes_a_second(text.size(), [&] { found = encode(text); }), 5.0) << name;
+    EXPECT_EQ(decode(found), text) << name;
+  }
 }
 
 }  // namespace fut::test
