@@ -395,9 +395,9 @@ TEST(Prompts, ABadLineIsRefusedBeforeAnyWork_G05) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"Hello", "JSON"},
       {"{\"prompt\": \"a\"", "JSON"},
-      {"[\"a\"]", "prompt"},
-      {"{}", "prompt"},
-      {"{\"prompt\": 5}", "prompt"},
+      {"[\"a\"]", "found [\"a\"], expected {\"prompt\""},
+      {"{}", "\"prompt\" is missing in {}"},
+      {"{\"prompt\": 5}", "\"prompt\" is 5, expected a string"},
       {"{\"prompt\": \"a\", \"max_token\": 5}", "max_token"},
       {"{\"prompt\": \"a\", \"prompt\": \"b\"}", "prompt"},
       {"{\"prompt\": \"a\", \"max_tokens\": 1.5}", "max_tokens 1.5"},
@@ -406,7 +406,7 @@ TEST(Prompts, ABadLineIsRefusedBeforeAnyWork_G05) {
       {"{\"prompt\": \"a\", \"top_p\": 1.0000001}", "top_p"},
       {"{\"prompt\": \"a\", \"temperature\": -1}", "temperature -1"},
       {"{\"prompt\": \"a\", \"temperature\": true}", "temperature true"},
-      {"{\"prompt\": \"a\", \"stop\": [\"\"]}", "stop"},
+      {"{\"prompt\": \"a\", \"stop\": [\"x\", \"\"]}", "stop holds \"\", expected"},
       {"{\"prompt\": \"a\", \"seed\": 18446744073709551615}", "seed"}};
   for (const auto& [line, words] : wrong) {
     folder.write("prompts.jsonl", "\"fine\"\n\n" + line + "\n");
@@ -415,7 +415,7 @@ TEST(Prompts, ABadLineIsRefusedBeforeAnyWork_G05) {
     expect_failure(result, words);
   }
   folder.write("prompts.jsonl", "\n");
-  expect_failure(fut({"generate", model(), "--prompts", folder.path() + "/prompts.jsonl"}), "no prompts");
+  expect_failure(fut({"generate", model(), "--prompts", folder.path() + "/prompts.jsonl"}), "no prompts in 1 bytes");
 }
 
 TEST(Tokenize, Ids) {

@@ -10,6 +10,8 @@ namespace {
 
 using nlohmann::json;
 
+std::string shown(const json& value) { return printable(value.dump()); }
+
 /// One line of a prompts file on its way into a request. Every message begins with file and line.
 class PromptLine {
  public:
@@ -20,8 +22,8 @@ class PromptLine {
       request.prompt = json_.get<std::string>();
       return request;
     }
-    FUT_CHECK(json_.is_object(), where_, ": expected {\"prompt\": ...} or a string");
-    FUT_CHECK(json_.contains("prompt"), where_, ": \"prompt\" is missing");
+    FUT_CHECK(json_.is_object(), where_, ": found ", shown(json_), ", expected {\"prompt\": ...} or a string");
+    FUT_CHECK(json_.contains("prompt"), where_, ": \"prompt\" is missing in ", shown(json_));
     for (const auto& [key, value] : json_.items()) take(request, key, value);
     return request;
   }
@@ -30,7 +32,7 @@ class PromptLine {
   void take(Request& request, const std::string& key, const json& value) const {
     Sampling& sampling = request.sampling;
     if (key == "prompt") {
-      FUT_CHECK(value.is_string(), where_, ": \"prompt\" must be a string");
+      FUT_CHECK(value.is_string(), where_, ": \"prompt\" is ", shown(value), ", expected a string");
       request.prompt = value.get<std::string>();
     } else if (value.is_null()) {
       return;
@@ -56,22 +58,22 @@ class PromptLine {
 
   int64_t integer(const std::string& key, const json& value, IntegerRange range) const {
     const bool fits = value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= INT64_MAX);
-    FUT_CHECK(fits && contains(range, value.get<int64_t>()), where_, ": ", key, " ", printable(value.dump()),
-              ": expected ", describe(range));
+    FUT_CHECK(fits && contains(range, value.get<int64_t>()), where_, ": ", key, " ", shown(value), ": expected ",
+              describe(range));
     return value.get<int64_t>();
   }
 
   float number(const std::string& key, const json& value, NumberRange range) const {
-    FUT_CHECK(value.is_number() && contains(range, value.get<double>()), where_, ": ", key, " ",
-              printable(value.dump()), ": expected ", describe(range));
+    FUT_CHECK(value.is_number() && contains(range, value.get<double>()), where_, ": ", key, " ", shown(value),
+              ": expected ", describe(range));
     return value.get<float>();
   }
 
   std::vector<std::string> stops(const json& value) const {
     std::vector<std::string> found;
     for (const json& stop : value.is_array() ? value : json::array({value})) {
-      FUT_CHECK(stop.is_string() && !stop.get_ref<const std::string&>().empty(), where_,
-                ": stop must be a string, or a list of strings, none of them empty");
+      FUT_CHECK(stop.is_string() && !stop.get_ref<const std::string&>().empty(), where_, ": stop holds ", shown(stop),
+                ", expected a string, or a list of strings, none of them empty");
       found.push_back(stop.get<std::string>());
     }
     return found;
@@ -95,7 +97,8 @@ std::vector<Request> parse_prompts(std::string_view text, const std::string& pat
     }
     begin = end + 1;
   }
-  FUT_CHECK(!requests.empty(), path, ": no prompts in it");
+  FUT_CHECK(!requests.empty(), path, ": no prompts in ", text.size(),
+            " bytes; expected a JSON object or string a line");
   return requests;
 }
 

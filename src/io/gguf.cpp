@@ -54,7 +54,7 @@ std::string type_name(uint32_t type) {
       {23, "IQ4_XS"},  {24, "I8"},     {25, "I16"},     {26, "I32"},   {27, "I64"},    {28, "F64"},   {29, "IQ1_M"},
       {30, "BF16"},    {34, "TQ1_0"},  {35, "TQ2_0"},   {39, "MXFP4"}};
   const auto found = kNames.find(type);
-  return found == kNames.end() ? cat("type ", type) : found->second;
+  return found == kNames.end() ? std::to_string(type) : found->second;
 }
 
 template <class T>
