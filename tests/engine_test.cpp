@@ -61,7 +61,9 @@ class EngineTest : public testing::Test {
   }
   Completion ask(const Request& request) { return engine_->generate({request})[0]; }
   void expect_load_refused(const EngineOptions& options, const std::vector<std::string>& words) {
-    expect_refused([&] { Engine::load(folder_.path(), options); }, words);
+    EngineOptions watched = options;  // whatever is refused here is refused before any weight is read
+    watched.on_load = [](const std::string& stage, int64_t, int64_t) { ADD_FAILURE() << stage << " came first"; };
+    expect_refused([&] { Engine::load(folder_.path(), watched); }, words);
   }
 
   TempFolder folder_;

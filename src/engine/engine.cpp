@@ -71,8 +71,9 @@ EngineImpl::EngineImpl(const std::string& path, const EngineOptions& options) : 
   info_.prefill_scaling = llama.weights.prefill == Dtype::e4m3 ? name_of_scaling(llama.scaling) : "none";
   describe_sizes(c);
   if (options.on_open) options.on_open(*this);
+  pool_tokens(c);  // what can never fit is refused before the weights are read
   model_ = std::make_unique<LlamaModel>(*backend_, source, llama);
-  make_pool();
+  pool_ = std::make_unique<KvPool>(*backend_, c, kv_dtype_, pool_tokens(c), options_.max_batch);
   describe_weights(source);
 }
 
@@ -103,8 +104,7 @@ void EngineImpl::open_chat(const ModelSource& source) {
 }
 
 /// As many tokens as a full batch can need, but no more than half of what is free.
-void EngineImpl::make_pool() {
-  const LlamaConfig& c = model_->config();
+int64_t EngineImpl::pool_tokens(const LlamaConfig& c) const {
   const int64_t free = static_cast<int64_t>(backend_->free_bytes());
   const int64_t per_token = KvPool::bytes_per_token(c, kv_dtype_);
   const int64_t slots_bytes = KvPool::bytes_per_slot(c, kv_dtype_) * options_.max_batch;
@@ -118,7 +118,7 @@ void EngineImpl::make_pool() {
             " sequences, ", free >> 20, " MiB are free on ", backend_->name(),
             options_.kv_tokens == 0 ? " and half of them are the cache's at most" : "",
             ": lower --kv-tokens, --max-batch or --max-context, or choose a smaller --kv format");
-  pool_ = std::make_unique<KvPool>(*backend_, c, kv_dtype_, tokens, options_.max_batch);
+  return tokens;
 }
 
 void EngineImpl::describe_sizes(const LlamaConfig& c) {

@@ -43,7 +43,7 @@ class EngineImpl final : public Engine {
   void take_end_tokens(const LlamaConfig& c);
   void describe_sizes(const LlamaConfig& c);
   void describe_weights(const ModelSource& source);
-  void make_pool();
+  int64_t pool_tokens(const LlamaConfig& c) const;
 
   std::string path_;
   EngineOptions options_;

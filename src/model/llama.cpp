@@ -33,7 +33,6 @@ LlamaModel::LlamaModel(Backend& backend, const ModelSource& source, const LlamaO
     : backend_(backend),
       config_(source.config),
       options_(options),
-      weights_(load_weights(backend, source, options.weights)),
       calibration_(source.calibration),
       positions_(options.max_positions > 0 ? options.max_positions : source.config.positions),
       attention_history_(config_.layers),
@@ -41,6 +40,7 @@ LlamaModel::LlamaModel(Backend& backend, const ModelSource& source, const LlamaO
   FUT_CHECK(options.scaling != Fp8Scaling::frozen || !calibration_.swiglu_amax.empty(), source.path,
             ": frozen FP8 scales were asked for, but the model brings no calibrated ones");
   place_rope_tables();
+  weights_ = load_weights(backend, source, options.weights);  // what can be refused without them was
   for (int64_t l = 0; l < config_.layers; ++l) {
     if (config_.head_norm) {
       q_norm_.push_back(upload_floats(backend, weights_.head_norms[l].q));
