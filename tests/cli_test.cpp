@@ -492,6 +492,18 @@ TEST(Bench, CountsWhatWasProduced_I04) {
   EXPECT_GT(json::parse(made.out).at("decode_bytes").get<int64_t>(), 0);
 }
 
+TEST(Bench, MeasuresUpToTheModelsOwnContext) {
+  const auto bench = [](const char* pp, const char* tg, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"bench", "model", model(), "--pp", pp, "--tg", tg, "--repeat", "1", "--backend", "cpu"});
+    return fut(more);
+  };
+  EXPECT_EQ(bench("256", "254").code, 0);
+  expect_failure(bench("257", "0"), "--pp 257 is beyond the context limit of 256", 2);
+  expect_failure(bench("0", "255"), "--tg 255 needs a context of 257 tokens, the limit is 256", 2);
+  expect_failure(bench("0", "8", {"--depth", "250"}), "--tg 8 needs a context of 259", 2);
+  expect_failure(bench("9", "0", {"--max-context", "8"}), "--pp 9 is beyond the context limit of 8", 2);
+}
+
 // ---- perplexity
 
 json perplexity(const std::string& path, const std::string& text, std::vector<std::string> flags) {

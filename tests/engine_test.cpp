@@ -99,6 +99,14 @@ TEST_F(EngineTest, PromptAndAnswerNeverExceedTheContext) {
     EXPECT_TRUE(answer.ids.empty());
   }
   EXPECT_EQ(ask(greedy_request(some_ids(250), 6)).ids.size(), 6u) << "the next request is answered";
+  for (int64_t length : {200, 256, 257}) {  // of 257 tokens nothing is run
+    Request prefill = greedy_request(some_ids(length), 6);
+    prefill.prefill_only = true;
+    const Completion answer = ask(prefill);
+    EXPECT_EQ(answer.finish_reason, length > 256 ? "error" : "length") << answer.error;
+    EXPECT_TRUE(answer.ids.empty());
+    EXPECT_EQ(engine_->last_timing().prefill_tokens, length > 256 ? 0 : length);
+  }
   Request omitted = greedy_request(some_ids(255), 0);
   omitted.max_tokens = Request().max_tokens;
   EXPECT_EQ(ask(omitted).ids.size(), 1u);

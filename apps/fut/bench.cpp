@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "bench_op.h"
 #include "common.h"
+#include "engine/inspect.h"
 #include "io/json.h"
 
 namespace fut::app {
@@ -64,6 +65,7 @@ std::vector<Request> random_requests(const Row& row, int64_t batch, int64_t voca
       request.ids.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(vocabulary)));
     }
     request.max_tokens = row.generate + 1;
+    request.prefill_only = row.generate == 0;
     request.sampling.temperature = 0;
     request.ignore_end_tokens = true;
   }
@@ -157,6 +159,16 @@ std::string as_text(const BenchFlags& flags, const ModelInfo& info, const std::v
   return text;
 }
 
+/// A prompt of at least one token, the answer's first token, which the prefill makes, and those of the steps.
+int64_t tg_context(const BenchFlags& flags) { return flags.tg ? std::max<int64_t>(flags.depth, 1) + 1 + flags.tg : 0; }
+
+void check_context(const BenchFlags& flags, const ModelInfo& info) {
+  require_option(flags.pp <= info.context, "--pp ", flags.pp, " is beyond the context limit of ", info.context);
+  require_option(tg_context(flags) <= info.context, "--tg ", flags.tg, " needs a context of ", tg_context(flags),
+                 " tokens, the limit is ", info.context, ": before its tokens there are ",
+                 std::max<int64_t>(flags.depth, 1), " of the prompt and the one that the prefill makes");
+}
+
 int bench_model(int argc, const char* const* argv) {
   const auto app = make_app("Measures prefill (pp) and decode (tg) speed of a model.", "fut bench model");
   BenchFlags flags;
@@ -167,10 +179,11 @@ int bench_model(int argc, const char* const* argv) {
   // No larger cache than the rows need, unless asked: peak memory is one of the results.
   EngineOptions& options = flags.model.options;
   if (!given(*app, "--max-context")) {
-    options.max_context = std::max(flags.pp, std::max<int64_t>(flags.depth, 1) + flags.tg) + 1;
+    const int64_t limit = inspect_model(flags.model.model, options).config.positions;
+    options.max_context = std::min(limit, std::max(flags.pp, tg_context(flags)));
   }
   if (!given(*app, "--max-batch")) options.max_batch = static_cast<int>(flags.batch);
-  const auto engine = load_engine(flags.model);
+  const auto engine = load_engine(flags.model, [&](const Engine& opened) { check_context(flags, opened.info()); });
   const auto rows = measure(*engine, flags);
   const int64_t peak = peak_memory();
   put(flags.model.json

@@ -51,6 +51,7 @@ struct Request {
   std::vector<std::string> stop;      ///< the text ends before the first of these
   bool parse_control_tokens = false;  ///< <|eot_id|> and the like in `prompt` become control tokens
   bool ignore_end_tokens = false;     ///< go on after an end token: for benchmarks
+  bool prefill_only = false;          ///< no answer, so that the prompt may fill the context: for benchmarks
 };
 
 /// One turn of a conversation.

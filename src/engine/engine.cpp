@@ -179,10 +179,11 @@ int64_t EngineImpl::budget_of(const Request& request, const std::vector<int32_t>
     FUT_CHECK(id >= 0 && id < info_.vocabulary, "token id ", id, " is outside the model's vocabulary of ",
               info_.vocabulary);
   }
-  FUT_CHECK(length < info_.context, "the prompt has ", length, " tokens; with a context limit of ", info_.context,
-            " that leaves no room for an answer");
+  FUT_CHECK(length < info_.context + request.prefill_only, "the prompt has ", length,
+            " tokens; with a context limit of ", info_.context, " that leaves no room for an answer");
   int64_t budget = info_.context - length;
   if (request.max_tokens >= 0) budget = std::min(budget, request.max_tokens);
+  if (request.prefill_only) budget = 0;
   // Before there is a pool, all that is known of it is what was asked for, if it was.
   const int64_t pages = (options_.kv_tokens + kKvPageTokens - 1) / kKvPageTokens;
   const int64_t capacity = pool_ ? pool_->token_capacity() : pages * kKvPageTokens;

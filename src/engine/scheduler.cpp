@@ -45,7 +45,7 @@ void Scheduler::prepare(size_t index) {
   } catch (const Error& error) {
     return refuse(index, error.what());
   }
-  if (active->budget == 0) {
+  if (active->budget == 0 && !request.prefill_only) {
     answers_[index].finish_reason = "length";
     return;
   }
@@ -133,6 +133,7 @@ void Scheduler::decode_once() {
 }
 
 void Scheduler::take_token(Active& active, const float* logits) {
+  if (requests_[active.index].prefill_only) return end(active, "length");
   int32_t token = -1;
   try {
     token = sample_token(logits, engine_.info().vocabulary, requests_[active.index].sampling, active.step);
