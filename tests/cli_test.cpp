@@ -630,6 +630,35 @@ TEST(Interrupt, PerplexityLeavesNoHalfWrittenBase) {
   EXPECT_FALSE(std::filesystem::exists(base + ".partial"));
 }
 
+TEST(Interrupt, QuantizeLeavesNoHalfWrittenFolder) {
+  const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+  for (const int signal : signals) {
+    TempFolder folder;
+    folder.write("text", std::string(3'000'000, 'a'));  // hours of calibration
+    Process process({"quantize", model(), folder.path() + "/out", "--group-size", "32", "--calib",
+                     folder.path() + "/text", "--calib-samples", "100000", "--calib-seqlen", "256"});
+    const auto files = [&] {
+      return std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator());
+    };
+    while (files() == 1) usleep(1000);
+    process.interrupt(signal);
+    const Result result = process.finish();
+    EXPECT_EQ(result.code, 128 + signal);
+    EXPECT_EQ(result.err, "");
+    EXPECT_EQ(files(), 1) << signal;
+  }
+}
+
+TEST(Interrupt, EndsTheWaitForInput) {
+  Process process({"quantize", model(), "/no/such/folder/out", "--calib", "-"});
+  process.send("a");
+  usleep(300'000);
+  process.interrupt();
+  const Result result = process.finish("", true);
+  EXPECT_EQ(result.code, 130);
+  EXPECT_EQ(result.err, "");
+}
+
 TEST(ClosedPipe, EndsQuietly) {
   Process process({"generate", endless_model(), "-p", "a", "-n", "-1", "--max-batch", "1", "--backend", "cpu"});
   process.wait_for_output();

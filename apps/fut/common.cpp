@@ -19,7 +19,14 @@ namespace fut::app {
 namespace {
 
 std::string g_doing = "starting";
-std::atomic<bool> g_interrupted{false};
+std::atomic<int> g_interrupted{0};  // the signal that did it
+
+void watch(int signal) {
+  struct sigaction action = {};
+  action.sa_handler = [](int which) { g_interrupted = which; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(signal, &action, nullptr);
+}
 
 /// The whole of `text` as a number, or nothing.
 template <class T>
@@ -275,20 +282,30 @@ std::string read_file(const std::string& path) {
   now("reading " + path);
   std::string bytes;
   std::vector<char> block(size_t{1} << 20);
-  while (const size_t count = std::fread(block.data(), 1, block.size(), file)) bytes.append(block.data(), count);
+  while (const size_t count = std::fread(block.data(), 1, block.size(), file)) {
+    bytes.append(block.data(), count);
+    if (std::ferror(file)) break;
+  }
+  throw_if_interrupted();  // while a pipe or a terminal was waited for
   FUT_CHECK(!std::ferror(file), path, ": cannot be read: ", std::strerror(errno));
   return bytes;
 }
 
 void watch_interrupts() {
-  g_interrupted = false;
-  struct sigaction action = {};
-  action.sa_handler = [](int) { g_interrupted = true; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
+  g_interrupted = 0;
+  watch(SIGINT);
 }
 
-bool interrupted() { return g_interrupted; }
+void watch_terminations() {
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    struct sigaction before = {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) watch(signal);  // nohup means what it says
+  }
+}
+
+bool interrupted() { return g_interrupted != 0; }
+int interrupted_exit() { return 128 + g_interrupted; }
 
 void throw_if_interrupted() {
   if (interrupted()) throw Interrupted{};

@@ -1,6 +1,7 @@
 // What the verbs share: flags and their ranges, output, progress, interruption.
 //
-// Results go to stdout; everything else goes to stderr. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.
+// Results go to stdout; everything else goes to stderr. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted
+// (128 + the signal).
 #pragma once
 
 #include <concepts>
@@ -22,7 +23,7 @@ class App;  // only common.cpp sees its header, which costs every file seconds
 namespace fut::app {
 
 inline constexpr const char* kVersion = "0.1.0";
-inline constexpr int kFailure = 1, kUsage = 2, kInterruptedExit = 130;
+inline constexpr int kFailure = 1, kUsage = 2;
 
 // ---- flags
 
@@ -121,7 +122,12 @@ std::string read_file(const std::string& path);
 /// The first Ctrl-C from here on only raises interrupted(), which is down again; a second one kills the program at
 /// once.
 void watch_interrupts();
+
+/// The same for SIGTERM and SIGHUP, where a file that is half written would be left behind.
+void watch_terminations();
+
 bool interrupted();
+int interrupted_exit();  ///< 128 + the signal
 
 /// Thrown out of a progress callback to give up what is under way.
 struct Interrupted {};

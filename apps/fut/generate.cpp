@@ -87,7 +87,7 @@ int generate_many(Engine& engine, const GenerateFlags& flags, const std::vector<
     if (!put_json(line)) return 0;
   }
   note_speed(engine);
-  return interrupted() ? kInterruptedExit : code;
+  return interrupted() ? interrupted_exit() : code;
 }
 
 int generate_one(Engine& engine, const GenerateFlags& flags) {
@@ -113,7 +113,7 @@ int generate_one(Engine& engine, const GenerateFlags& flags) {
   } else if (open) {
     note_speed(engine);
   }
-  return interrupted() ? kInterruptedExit : 0;
+  return interrupted() ? interrupted_exit() : 0;
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ int guarded_run(int argc, const char* const* argv) {
   try {
     return run(argc, argv);
   } catch (const Interrupted&) {
-    return kInterruptedExit;
+    return interrupted_exit();
   } catch (const std::bad_alloc&) {
     return out_of_memory();
   } catch (const std::length_error&) {  // what a container says to a size that no memory could hold

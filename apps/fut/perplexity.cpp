@@ -168,6 +168,7 @@ Report score_text(const PerplexityFlags& flags, const std::string& text) {
       load_engine(flags.model, [&](const Engine& opened) { tokens = prepare(opened, flags, text, report); });
   report.info = engine->info();
 
+  watch_terminations();
   KlRun kl(flags.kl_base, {.text_sha256 = report.sha256,
                            .tokens = report.taken_tokens,
                            .context = report.options.context,

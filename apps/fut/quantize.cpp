@@ -84,6 +84,7 @@ int run_quantize(int argc, const char* const* argv) {
   if (const auto code = parse(*app, argc, argv)) return *code;
 
   watch_interrupts();
+  watch_terminations();
   options.group = std::stoi(group);
   QuantiserOptions quantiser_options;
   quantiser_options.damping = damping;

@@ -54,7 +54,7 @@ class Process {
     }
   }
 
-  void interrupt() { kill(pid_, SIGINT); }
+  void interrupt(int signal = SIGINT) { kill(pid_, signal); }
   void send(const std::string& input) {
     if (write(in_, input.data(), input.size()) < 0) close(std::exchange(in_, -1));
   }
