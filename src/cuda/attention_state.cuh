@@ -17,9 +17,11 @@ struct AttentionShape {
   static constexpr Dtype kDtype = kDtype_;
   static constexpr int E = E_, NB = NB_;
   static constexpr bool kInt4 = kDtype == Dtype::int4, kE4m3 = kDtype == Dtype::e4m3;
-  static constexpr int kRowBytes = kE4m3 ? E : 2 * E, kPitch = kRowBytes + 16;  ///< of a row in a tile of 16 tokens
-  static constexpr int kValueRows = 16 * kPitch, kScales = 32 * kPitch;         ///< offsets in the tile
-  static constexpr int kSlotBytes = (32 * kPitch + (kE4m3 ? 128 : 0) + 127) / 128 * 128;
+  static constexpr int kRowBytes = kE4m3 ? E : 2 * E;  ///< of a row in a tile of 16 tokens
+  static constexpr int kValueRows = 16 * kRowBytes, kScales = 32 * kRowBytes;  ///< offsets in the tile
+  static constexpr int kTileBytes = 32 * kRowBytes + (kE4m3 ? 128 : 0);
+  static constexpr int kPageBytes = kInt4 ? static_cast<int>(KvPageLayout{Dtype::int4, E}.page_bytes()) : 0;
+  static constexpr int kSlotBytes = ((kTileBytes > kPageBytes ? kTileBytes : kPageBytes) + 127) / 128 * 128;
   static constexpr int kMergeBytes = kAttentionWarps * NB * 8 * (E + 2) * 4;
   static constexpr int kRing = kPairs * kPairSlots * kSlotBytes;
   static constexpr int kSharedBytes = kRing + kMergeBytes;

@@ -331,7 +331,7 @@ class AttentionWarp {
   }
 
   __device__ void bf16_scores(uint32_t data, float (&s)[NB][4]) {
-    const uint32_t row = data + ((lane_ & 15) * Shape::kPitch) + (lane_ >> 4) * 16;
+    const uint32_t row = data + ((lane_ & 15) * Shape::kRowBytes) + (lane_ >> 4) * 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[4];
@@ -358,7 +358,7 @@ class AttentionWarp {
     const float unit = Shape::kInt4 ? 1.0f / (value_factor_ * 4294967296.0f) : 1.0f;
     const float upper = Shape::kInt4 ? 16.0f * unit : 1.0f;
     const uint32_t row =
-        data + Shape::kValueRows + ((lane_ & 7) + (lane_ >> 4) * 8) * Shape::kPitch + (lane_ >> 3 & 1) * 16;
+        data + Shape::kValueRows + ((lane_ & 7) + (lane_ >> 4) * 8) * Shape::kRowBytes + (lane_ >> 3 & 1) * 16;
 #pragma unroll
     for (int i = 0; i < E / 16; ++i) {
       uint32_t a[4];
@@ -377,8 +377,8 @@ class AttentionWarp {
     const int g = lane_ >> 2, t = lane_ & 3;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint32_t low = load_shared_4(data + g * Shape::kPitch + step * 16 + 4 * t);
-      const uint32_t high = load_shared_4(data + (g + 8) * Shape::kPitch + step * 16 + 4 * t);
+      const uint32_t low = load_shared_4(data + g * Shape::kRowBytes + step * 16 + 4 * t);
+      const uint32_t high = load_shared_4(data + (g + 8) * Shape::kRowBytes + step * 16 + 4 * t);
       const uint32_t a[4] = {e4m3x2_to_half2(low), e4m3x2_to_half2(high), e4m3x2_to_half2(low >> 16),
                              e4m3x2_to_half2(high >> 16)};
 #pragma unroll
@@ -409,7 +409,7 @@ class AttentionWarp {
         weight[nb][i] = transpose_8x8(half_pair(p[nb][2 * i] * factor, p[nb][2 * i + 1] * factor));
       }
     }
-    const uint32_t row = data + Shape::kValueRows + (lane_ & 15) * Shape::kPitch + (lane_ >> 4) * 16;
+    const uint32_t row = data + Shape::kValueRows + (lane_ & 15) * Shape::kRowBytes + (lane_ >> 4) * 16;
 #pragma unroll
     for (int i = 0; i < E / 32; ++i) {
       uint32_t m[4];  // tokens 0-7 and 8-15 of channels 32 i .. + 15, then of the next 16; pairs of channels by lane

@@ -13,6 +13,7 @@
 #include "cuda/place.h"
 #include "cuda/rows.h"
 #include "cuda/step.h"
+#include "cuda/step_batch.h"
 #include "cuda/step_trace.h"
 
 namespace fut {
@@ -190,18 +191,63 @@ class CudaBackend final : public Backend {
     const int64_t rows = args.batch.rows;
     if (rows == 0 || rows > step_rows_ || rows != args.batch.sequences || args.layer_count == 0) return false;
     validate(args);
+    return rows == 1 ? step_of_one(args) : step_of_batch(args);
+  }
+
+ private:
+  bool step_of_one(const DecodeStepArgs& args) {
     StepPlan plan;
-    if (!plan_of(args, plan)) return false;
+    plan.weights = args.layers[0].qkv.dtype;
+    plan.group = args.layers[0].qkv.group;
+    plan.kv = args.layers[0].cache.layout.dtype;
+    plan.head_dim = args.layers[0].cache.layout.head_dim;
     StepArgs& a = plan.args;
+    if (!step_model(args, a) || !plan_step(plan).empty()) return false;
     if (lost_ != LostRow::none) --a.shape[static_cast<int>(lost_ == LostRow::qkv ? Product::qkv : Product::down)].rows;
     lost_ = LostRow::none;
+    send_step(args, a);
+    size_t words[kStages];
+    step_words(plan, words);
+    uint2** to[] = {&a.x_in, &a.y, &a.partial, &a.a, &a.x_mid, &a.h};
+    for (int i = 0; i < kStages; ++i) *to[i] = handed_over_[i].reserve<uint2>(words[i], stream_, true);
+    cuda::decode_step(plan, stream_);
+    finish_step(args, a);
+    return true;
+  }
+
+  bool step_of_batch(const DecodeStepArgs& args) {
+    const Weight& like = args.layers[0].qkv;
+    const KvCache& cache = args.layers[0].cache;
+    if (like.dtype != Dtype::int4 || like.group == 32 || cache.layout.dtype != Dtype::int4) return false;
+    StepBatchPlan plan;
+    plan.head_dim = cache.layout.head_dim;
+    StepBatchArgs& a = plan.args;
+    if (!step_model(args, a) || !plan_step_batch(plan).empty()) return false;
+    if (lost_ != LostRow::none) a.lost = static_cast<int>(lost_ == LostRow::qkv ? Handed::y : Handed::h);
+    lost_ = LostRow::none;
+    send_step(args, a);
+    const size_t B = a.batch, J = a.kv_heads, E = plan.head_dim, H = a.heads, widest = kStepBatchRows;
+    a.y = y_rows_.reserve<float>(B * (H + 2 * J) * E, stream_);
+    a.partial = partial_.reserve<float>(attention_partial_bytes(a.batch, a.heads, plan.head_dim, a.splits) / 4, stream_);
+    a.arrived = arrived_.reserve<unsigned>(B * J, stream_, true);
+    a.rows_x = step_rows_of_[0].reserve<uint8_t>(packed_bytes(widest, a.width), stream_);
+    a.rows_a = step_rows_of_[1].reserve<uint8_t>(packed_bytes(widest, H * E), stream_);
+    a.rows_h = step_rows_of_[2].reserve<uint8_t>(packed_bytes(widest, a.feed_forward), stream_);
+    a.flags = flags_.reserve<unsigned>(size_t{kHanded} * kFlagWords * (a.layer_count + 1), stream_, true);
+    decode_step_batch(plan, stream_);
+    finish_step(args, a);
+    return true;
+  }
+
+  /// What the host sends for a step, and the arrays that both kernels have.
+  void send_step(const DecodeStepArgs& args, StepModel& a) {
     const KvCache& cache = args.layers[0].cache;
     a.tokens = tokens_on_device(args.tokens, a.batch, args.embedding.rows);
     const DeviceBatch batch = on_device(args.batch, cache);
     a.layers = layers_on_device(args);
     a.head = {static_cast<const uint8_t*>(args.head.data), args.head.scale};
     a.eps = args.eps;
-    a.q_scale = query_scale(plan.head_dim);
+    a.q_scale = query_scale(cache.layout.head_dim);
     a.embedding = args.embedding;
     a.position = batch.map.position;
     a.page_table = batch.cache.page_table;
@@ -209,61 +255,51 @@ class CudaBackend final : public Backend {
     a.slot = batch.cache.slot;
     a.tail_in = batch.cache.tail_in;
     a.splits = attention_splits(a.kv_heads);
-    size_t words[kStages];
-    step_words(plan, words);
-    uint2** to[] = {&a.x_in, &a.y, &a.partial, &a.a, &a.x_mid, &a.h};
-    for (int i = 0; i < kStages; ++i) *to[i] = handed_over_[i].reserve<uint2>(words[i], stream_, true);
     a.x = y_.reserve<float>(static_cast<size_t>(a.batch) * a.width, stream_);
     a.logits = args.logits;
     a.tag_base = tag_base_.reserve<uint32_t>(1, stream_, true);
     a.fault = fault_.reserve<StepFault>(1, stream_, true);
     a.saturated = counters_.of(args.saturated, stream_);
-    if (tracing_) {
-      traced_ = {multiprocessors(), a.layer_count, head_inside(args), {}};
-      a.trace = trace_.reserve<StepTrace>(static_cast<size_t>(traced_.blocks) * (5 * a.layer_count + 1), stream_);
-    }
-    cuda::decode_step(plan, stream_);
-    step_layers_ = args.layer_count;
-    if (!head_inside(args)) {
-      Residual last;
-      last.dtype = Dtype::f32;
-      last.x = a.x;
-      last.eps = args.eps;
-      GemmArgs gemm;
-      gemm.out = args.logits;
-      normalised_gemm("lm_head", last, args.head, nullptr, a.batch, gemm);
-    }
-    return true;
+    if (!tracing_) return;
+    traced_ = {multiprocessors(), a.layer_count, head_inside(args), {}};
+    a.trace = trace_.reserve<StepTrace>(static_cast<size_t>(traced_.blocks) * (5 * a.layer_count + 1), stream_);
   }
 
- private:
+  void finish_step(const DecodeStepArgs& args, const StepModel& a) {
+    step_layers_ = args.layer_count;
+    if (head_inside(args)) return;
+    Residual last;
+    last.dtype = Dtype::f32;
+    last.x = a.x;
+    last.eps = args.eps;
+    GemmArgs gemm;
+    gemm.out = args.logits;
+    normalised_gemm("lm_head", last, args.head, nullptr, a.batch, gemm);
+  }
+
   static bool head_inside(const DecodeStepArgs& args) {
     const Weight& like = args.layers[0].qkv;
     return args.head.dtype == like.dtype && args.head.group == like.group;
   }
 
-  /// Sizes and formats of the step; false where its kernel is not for it.
-  bool plan_of(const DecodeStepArgs& args, StepPlan& plan) const {
+  /// Sizes of the step; false where its layers differ in what the kernels take to be one thing.
+  static bool step_model(const DecodeStepArgs& args, StepModel& a) {
     if (args.embedding.dtype != Dtype::bf16) return false;
-    const DecodeLayer& first = args.layers[0];
-    const KvCache& like = first.cache;
-    plan.weights = first.qkv.dtype;
-    plan.group = first.qkv.group;
-    plan.kv = like.layout.dtype;
-    plan.head_dim = like.layout.head_dim;
+    const Weight& weight = args.layers[0].qkv;
+    const KvCache& like = args.layers[0].cache;
     for (int64_t l = 0; l < args.layer_count; ++l) {
       const DecodeLayer& layer = args.layers[l];
       const KvCache& c = layer.cache;
       for (const Weight* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-        if (w->dtype != plan.weights || w->group != plan.group || w->bias) return false;
+        if (w->dtype != weight.dtype || w->group != weight.group || w->bias) return false;
       }
       if (layer.q_norm) return false;
       const bool same_pages = c.page_table == like.page_table && c.table_width == like.table_width &&
                               c.page_count == like.page_count && c.slot == like.slot && c.tail_in == like.tail_in;
-      if (!same_pages || c.layout.dtype != plan.kv || c.layout.head_dim != plan.head_dim || c.kv_heads != like.kv_heads)
+      if (!same_pages || c.layout.dtype != like.layout.dtype || c.layout.head_dim != like.layout.head_dim ||
+          c.kv_heads != like.kv_heads)
         return false;
     }
-    StepArgs& a = plan.args;
     a.layer_count = static_cast<int>(args.layer_count);
     a.batch = static_cast<int>(args.batch.rows);
     a.width = static_cast<int>(args.width);
@@ -272,7 +308,7 @@ class CudaBackend final : public Backend {
     a.kv_heads = like.kv_heads;
     a.rope = args.rope;
     a.shape[static_cast<int>(Product::head)].rows = head_inside(args) ? static_cast<int>(args.head.rows) : 0;
-    return plan_step(plan).empty();
+    return true;
   }
 
   const StepLayer* layers_on_device(const DecodeStepArgs& args) {
@@ -319,7 +355,8 @@ class CudaBackend final : public Backend {
     if (layers == 0 || fault_seen_->first == 0) return;
     const StepFault fault = *fault_seen_;
     uint32_t base = 0;  // the step raised it behind itself
-    FUT_CUDA(cudaMemsetAsync(fault_.reserve<StepFault>(1, stream_, true), 0, sizeof fault, stream_));
+    fault_.zero(stream_);
+    arrived_.zero(stream_);
     FUT_CUDA(cudaMemcpyAsync(&base, tag_base_.reserve<uint32_t>(1, stream_, true), sizeof base, cudaMemcpyDeviceToHost,
                              stream_));
     FUT_CUDA(cudaStreamSynchronize(stream_));
@@ -546,7 +583,8 @@ class CudaBackend final : public Backend {
   cudaMemPool_t pool_ = nullptr;
   Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_;
   Mirror batch_, tokens_, rows_, layers_;
-  Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
+  Scratch handed_over_[kStages], tag_base_, fault_;        ///< of decode_step()
+  Scratch y_rows_, step_rows_of_[3], flags_;               ///< of a batch's
   StepFault* fault_seen_ = nullptr;                  ///< in host memory
   int64_t step_layers_ = 0;                          ///< of the step that check_step() has yet to ask about
   LostRow lost_ = LostRow::none;                     ///< of the next step

@@ -31,6 +31,9 @@ class Scratch {
     }
     return static_cast<T*>(data_);
   }
+  void zero(cudaStream_t stream) {
+    if (data_) FUT_CUDA(cudaMemsetAsync(data_, 0, bytes_, stream));
+  }
 
  private:
   void* data_ = nullptr;

@@ -52,14 +52,17 @@ inline constexpr int kStagedBytes = 64 * 1024;
 /// Whether a launch reads packed rows (gemm_wide.cuh), or row-major ones (gemm_decode.cuh): one row, and up to eight of
 /// SwiGLU, which are slower there (docs/PERF.md: 27 us of llama-3.1-8b's gate_up against 21 to 24).
 ///
-/// Packed rows lie block by block of 512 columns: [K / 512][B][512], and in every row's 128 bytes the 16-byte unit u at
-/// u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice. Behind them, for an INT4
+/// Packed rows lie block by block of 256 columns: [ceil(K / 256)][B][256], and in every row's 128 bytes the 16-byte unit
+/// u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice. Behind them, for an INT4
 /// weight, are the start values of its accumulators (weight_tile.cuh): (K / 64, groups, rows padded).
 inline bool gemm_packs(Finish finish, int batch, int64_t cols) {
   return batch > (finish == Finish::swiglu ? 8 : 1) || batch * cols * 2 > kStagedBytes;
 }
-inline constexpr int kGemmPackedColumns = 512;
+inline constexpr int kGemmPackedColumns = 256;
 FUT_HD int padded_rows(int rows) { return (rows + 7) / 8 * 8; }
+FUT_HD int64_t packed_bytes(int rows, int64_t cols) {
+  return (cols + kGemmPackedColumns - 1) / kGemmPackedColumns * kGemmPackedColumns * 2 * rows;
+}
 
 /// Where packed rows lie, and how many groups of a weight a k-tile holds: 0 for weights without.
 struct PackedRows {

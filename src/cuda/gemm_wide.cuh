@@ -126,8 +126,10 @@ class WideBlock {
     const uint32_t bytes = tiles * Tile::kBytes;
     int rows = 0;
     for (int j = 0; j < 2 * W; ++j) rows += real(at, j / 2, j % 2);
+    const int padded = (tiles + kBlockTiles - 1) / kBlockTiles * kBlockTiles;
     if (lane == 0)
-      barrier_expect(full_ + 8 * slot, rows * bytes + tiles * (args_.batch * 128 + Shape::start_bytes(args_.batch)));
+      barrier_expect(full_ + 8 * slot,
+                     rows * bytes + padded * args_.batch * 128 + tiles * Shape::start_bytes(args_.batch));
     __syncwarp();  // closes: bytes that land before they are expected
     if (lane < 2 * W && real(at, lane / 2, lane % 2)) {
       const int64_t tile = int64_t{row_tile(at, lane / 2, lane % 2)} * col_tiles_ + chunk * kChunk;
@@ -140,9 +142,9 @@ class WideBlock {
     const int slot = i % args_.stages, chunk = i % chunks_, first = chunk * kChunk + lane * kBlockTiles;
     const uint32_t rows = ring_ + slot * stage_bytes_ + Shape::kWeightBytes, start = Shape::start_bytes(args_.batch);
     if (lane < kChunk / kBlockTiles && first < col_tiles_) {
-      bulk_copy(rows + lane * args_.batch * kBlockTiles * 128,
-                static_cast<const uint16_t*>(args_.a) + int64_t{first} * 64 * args_.batch,
-                min(kBlockTiles, col_tiles_ - first) * args_.batch * 128, full_ + 8 * slot);
+      const uint32_t bytes = kBlockTiles * args_.batch * 128;
+      bulk_copy(rows + lane * bytes, static_cast<const uint16_t*>(args_.a) + int64_t{first} * 64 * args_.batch, bytes,
+                full_ + 8 * slot);
     }
     if (Tile::kGroups > 0 && lane == 0) {
       bulk_copy(rows + kChunk * args_.batch * 128,
@@ -153,10 +155,9 @@ class WideBlock {
 
   __device__ void multiply(float (&acc)[2 * W][NB][4], uint32_t stage, int chunk, int tile, int row_tiles,
                            int lane) const {
-    const int block = tile / kBlockTiles;
-    const int pitch = min(kBlockTiles, col_tiles_ - chunk * kChunk - block * kBlockTiles) * 128;
+    constexpr int kPitch = kBlockTiles * 128;
     const uint32_t all = stage + Shape::kWeightBytes;
-    const uint32_t rows = all + block * args_.batch * kBlockTiles * 128 + tile % kBlockTiles * 128;
+    const uint32_t rows = all + tile / kBlockTiles * args_.batch * kPitch + tile % kBlockTiles * 128;
     const uint32_t starts = all + kChunk * args_.batch * 128 + tile * Shape::start_bytes(args_.batch);
     uint32_t b[NB][8];
     typename Tile::Start start[NB];
@@ -164,7 +165,7 @@ class WideBlock {
     for (int nb = 0; nb < NB; ++nb) {
       const int n = min(nb * 8 + (lane & 7), args_.batch - 1);  // rows beyond the batch are never stored
       uint32_t low[4], high[4];
-      const uint32_t row = rows + n * pitch;
+      const uint32_t row = rows + n * kPitch;
       load_matrices(low, row + ((lane >> 3) ^ (n & 7)) * 16);
       load_matrices(high, row + ((lane >> 3 | 4) ^ (n & 7)) * 16);
 #pragma unroll

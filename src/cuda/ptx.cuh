@@ -115,6 +115,25 @@ __device__ inline uint32_t transpose_8x8(uint32_t x) {
   return y;
 }
 
+// ---- clusters ---------------------------------------------------------------------------------------------------
+
+/// All threads of all blocks of the cluster: what they wrote to shared memory is there.
+__device__ inline void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+/// The same address in the shared memory of the cluster's block `rank`.
+__device__ inline uint32_t at_rank(uint32_t address, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+/// Stores into another block's shared memory and counts eight bytes on a barrier there.
+__device__ inline void send_remote(uint32_t to, float2 value, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "f"(value.x), "f"(value.y), "r"(barrier)
+               : "memory");
+}
+
 // ---- products ---------------------------------------------------------------------------------------------------
 
 struct HalfOperand {};

@@ -150,10 +150,9 @@ __global__ void add_to_residual_kernel(const __grid_constant__ Residual r, const
 }
 
 /// Where two columns of a packed row are, in elements.
-__device__ int64_t packed_place(int rows, int cols, int n, int k) {
-  const int first = k / kGemmPackedColumns * kGemmPackedColumns, width = min(kGemmPackedColumns, cols - first);
-  const int unit = (k - first) / 8 ^ (n & 7);
-  return int64_t{first} * rows + int64_t{n} * width + unit * 8 + k % 8;
+__device__ int64_t packed_place(int rows, int n, int k) {
+  const int first = k / kGemmPackedColumns * kGemmPackedColumns, unit = (k - first) / 8 ^ (n & 7);
+  return int64_t{first} * rows + n * kGemmPackedColumns + unit * 8 + k % 8;
 }
 
 /// The start value that belongs to unit u of row n, from all lanes of a warp; u may be beyond the row.
@@ -186,7 +185,7 @@ __global__ void __launch_bounds__(kRowThreads)
       pair[i] = bf16 ? bf16_pair(first, second) : half_pair(first, second);
       if (u < units)
         (packed.a ? static_cast<uint32_t*>(packed.a)
-                  : out)[(packed.a ? packed_place(rows, width, n, k) : int64_t{n} * width + k) / 2] = pair[i];
+                  : out)[(packed.a ? packed_place(rows, n, k) : int64_t{n} * width + k) / 2] = pair[i];
     }
     if (packed.a && packed.groups > 0) store_start(pair, u, units, packed, rows, n);
   };
@@ -219,7 +218,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-/// Block (512 columns, row): 64 threads, a unit each.
+/// Block (256 columns, row): a warp, a unit a lane.
 __global__ void pack_rows_kernel(const uint32_t* a, int cols, const __grid_constant__ PackedRows packed) {
   release_next_kernel();
   wait_for_previous_kernel();
@@ -231,7 +230,7 @@ __global__ void pack_rows_kernel(const uint32_t* a, int cols, const __grid_const
     const int k = fragment_column(u) + 8 * i;
     if (u >= cols / 8) break;
     pair[i] = a[(int64_t{n} * cols + k) / 2];
-    static_cast<uint32_t*>(packed.a)[packed_place(rows, cols, n, k) / 2] = pair[i];
+    static_cast<uint32_t*>(packed.a)[packed_place(rows, n, k) / 2] = pair[i];
   }
   if (packed.groups > 0) store_start(pair, u, cols / 8, packed, rows, n);
 }
@@ -241,11 +240,11 @@ __global__ void pack_rows_kernel(const uint32_t* a, int cols, const __grid_const
 PackedRows::PackedRows(const Weight& weight, void* memory, int rows) : a(memory) {
   if (weight.dtype != Dtype::int4) return;
   groups = weight.group == 32 ? 2 : 1;
-  starts = reinterpret_cast<float*>(static_cast<uint8_t*>(memory) + int64_t{2} * rows * weight.cols);
+  starts = reinterpret_cast<float*>(static_cast<uint8_t*>(memory) + packed_bytes(rows, weight.cols));
 }
 
 size_t PackedRows::bytes(const Weight& weight, int rows) {
-  return int64_t{2} * rows * weight.cols + weight.cols / 32 * 4 * padded_rows(rows);
+  return packed_bytes(rows, weight.cols) + weight.cols / 32 * 4 * padded_rows(rows);
 }
 
 void pack_rows(const void* a, int rows, int cols, const PackedRows& packed, cudaStream_t stream) {

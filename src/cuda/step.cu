@@ -7,27 +7,20 @@ template <int kGroups, int E, int kRows>
 using Int4Types = StepTypes<Int4Tile<kGroups>, AttentionShape<Dtype::int4, E, 1>, kRows>;
 extern template bool fit_step<Int4Types<1, 128, 1>>(StepArgs&);
 extern template void launch_step<Int4Types<1, 128, 1>>(const StepArgs&, cudaStream_t);
-extern template bool fit_step<Int4Types<1, 128, 0>>(StepArgs&);
-extern template void launch_step<Int4Types<1, 128, 0>>(const StepArgs&, cudaStream_t);
 extern template bool fit_step<Int4Types<1, 64, 1>>(StepArgs&);
 extern template void launch_step<Int4Types<1, 64, 1>>(const StepArgs&, cudaStream_t);
-extern template bool fit_step<Int4Types<1, 64, 0>>(StepArgs&);
-extern template void launch_step<Int4Types<1, 64, 0>>(const StepArgs&, cudaStream_t);
 extern template bool fit_step<Int4Types<2, 128, 1>>(StepArgs&);
 extern template void launch_step<Int4Types<2, 128, 1>>(const StepArgs&, cudaStream_t);
-extern template bool fit_step<Int4Types<2, 128, 0>>(StepArgs&);
-extern template void launch_step<Int4Types<2, 128, 0>>(const StepArgs&, cudaStream_t);
 extern template bool fit_step<Int4Types<2, 64, 1>>(StepArgs&);
 extern template void launch_step<Int4Types<2, 64, 1>>(const StepArgs&, cudaStream_t);
-extern template bool fit_step<Int4Types<2, 64, 0>>(StepArgs&);
-extern template void launch_step<Int4Types<2, 64, 0>>(const StepArgs&, cudaStream_t);
 
 namespace {
 
 /// Calls use(Types{}) for the plan's kernel; false where there is none.
 template <int kGroups, int E, class Use>
 bool with_rows(const StepPlan& plan, Use use) {
-  plan.args.batch == 1 ? use(Int4Types<kGroups, E, 1>{}) : use(Int4Types<kGroups, E, 0>{});
+  (void)plan;
+  use(Int4Types<kGroups, E, 1>{});
   return true;
 }
 template <int kGroups, class Use>
@@ -94,7 +87,7 @@ void step_words(const StepPlan& plan, size_t (&words)[kStages]) {
 void decode_step(const StepPlan& plan, cudaStream_t stream) {
   const bool known = with_types(plan, [&]<class Types>(Types) { launch_step<Types>(plan.args, stream); });
   FUT_CHECK(known, "decode_step: no kernel for this plan");
-  raise_tags<<<1, 1, 0, stream>>>(plan.args.tag_base, (plan.args.layer_count + 1) * kStages);
+  raise_tags<<<1, 1, 0, stream>>>(const_cast<uint32_t*>(plan.args.tag_base), (plan.args.layer_count + 1) * kStages);
   FUT_CUDA(cudaGetLastError());
 }
 

@@ -56,7 +56,8 @@ struct StepTrace {
 /// Words of a row of activations that is handed over: `each` a unit of 8 columns, units padded to whole warps.
 FUT_HD int row_words(int cols, int each) { return (cols / 8 + 31) / 32 * 32 * each; }
 
-struct StepArgs {
+/// What both step kernels are told: the model and the batch.
+struct StepModel {
   StepShape shape[kProducts];
   StepMatrix head;
   const StepLayer* layers = nullptr;  // (L)
@@ -73,6 +74,16 @@ struct StepArgs {
   const int8_t* tail_in = nullptr;      // (B)
   int64_t table_width = 0;
   int splits = 1;
+  float* x = nullptr;                      // (B, D) the residual; an element belongs to one thread
+  float* logits = nullptr;                 // (B, V)
+  const uint32_t* tag_base = nullptr;      ///< raised behind the step
+  StepFault* fault = nullptr;
+  StepTrace* trace = nullptr;  // (blocks, 5 L + 1) or null
+  unsigned long long* saturated = nullptr;
+  int stages = 0;  ///< ring slots
+};
+
+struct StepArgs : StepModel {
   // Handed over; all (words), the first index the sequence.
   uint2* x_in = nullptr;         // (B, row_words(D, 8)) f32, units of fragment_column()
   uint2* x_mid = nullptr;        // the same
@@ -80,14 +91,8 @@ struct StepArgs {
   uint2* partial = nullptr;      // (B, J, splits, group, E + 2) f32
   uint2* a = nullptr;            // (B, row_words(H E, 4)) pairs of f16, units
   uint2* h = nullptr;            // (B, row_words(F, 4))
-  float* x = nullptr;            // (B, D) the residual; an element belongs to one thread
-  float* logits = nullptr;       // (B, V)
-  uint32_t* tag_base = nullptr;  ///< raised by the step
-  StepFault* fault = nullptr;
-  StepTrace* trace = nullptr;  // (blocks, 5 L + 1) or null
-  unsigned long long* saturated = nullptr;
-  int stages = 0, window = 0;  ///< ring slots, slots in flight
-  int staged_bytes = 0;        ///< of activations in shared memory
+  int window = 0;                ///< slots in flight
+  int staged_bytes = 0;          ///< of activations in shared memory
 };
 
 /// One layer and one step, as the host states them.

@@ -8,64 +8,34 @@
 #pragma once
 
 #include "cuda/quantise_page.cuh"
+#include "cuda/step_heads.cuh"
 #include "cuda/step_products.cuh"
-#include "layout/hadamard.h"
 
 namespace fut::cuda {
-
-/// Rows of a tile that earlier steps wrote: all but this step's own.
-template <class Shape>
-__device__ inline int old_rows(const AttentionPiece<Shape>& piece, int item) {
-  return piece.is_sink(item) ? 16 : min(16, piece.position - piece.tile_start(item));
-}
 
 /// The block's unit i is unit blockIdx.x + i * gridDim.x of the batch. The same in all layers, so they are located
 /// once, into shared memory: divisions and a position that is in no cache any more cost thousands of cycles.
 template <class Types>
-struct StepUnit {
-  static constexpr int E = Types::E;
-  int b, head, split, slot, tail_in;
-  AttentionPiece<typename Types::Attention> piece;  ///< without items where it is empty
-
-  __device__ void locate(const StepArgs& args, int unit) {
-    split = unit % args.splits;
-    head = unit / args.splits % args.kv_heads;
-    b = unit / args.splits / args.kv_heads;
-    slot = static_cast<int>(args.slot[b]);
-    tail_in = args.tail_in[b];
-    piece.locate(args.position[b], args.splits, split);
-  }
-  __device__ int slots() const { return (piece.items + kPairs - 1) / kPairs; }
-  __device__ bool appends() const { return split == piece.pieces - 1; }
-
-  __device__ Bf16* tail(const StepArgs& args, const StepLayer& layer, int which) const {
-    const int64_t tail = (int64_t{slot} * 2 + tail_in) * args.kv_heads + head;
-    return layer.tails + (tail * 2 + which) * kKvPageTokens * E;
-  }
-  __device__ Bf16* sinks(const StepArgs& args, const StepLayer& layer, int which) const {
-    return layer.sinks + ((int64_t{slot} * args.kv_heads + head) * 2 + which) * kKvSinkTokens * E;
-  }
-  __device__ uint8_t* page(const StepArgs& args, const StepLayer& layer, int index) const {
-    constexpr KvPageLayout layout{Dtype::int4, E};
-    return layer.pages + (args.page_table[b * args.table_width + index] * args.kv_heads + head) * layout.page_bytes();
-  }
-  __device__ uint2* partial(const StepArgs& args, int of_split) const {
-    const int group = args.heads / args.kv_heads;
-    return args.partial + int64_t{(b * args.kv_heads + head) * args.splits + of_split} * group * (E + 2);
-  }
-};
-
-template <class Types>
 struct StepUnits {
-  StepUnit<Types> unit[kStepMaxUnits];
+  StepUnit<typename Types::Attention> unit[kStepMaxUnits];
   int count;
 
   /// All threads of the block; they meet afterwards.
   __device__ void locate(const StepArgs& args) {
     const int all = args.batch * args.kv_heads * args.splits, grid = gridDim.x, block = blockIdx.x;
     const int mine = block < all ? (all - block + grid - 1) / grid : 0, i = threadIdx.x;
-    if (i < mine) unit[i].locate(args, block + i * grid);
+    if (i < mine) locate(unit[i], args, block + i * grid);
     if (i == 0) count = mine;
+  }
+
+ private:
+  __device__ static void locate(StepUnit<typename Types::Attention>& unit, const StepArgs& args, int index) {
+    unit.split = index % args.splits;
+    unit.head = index / args.splits % args.kv_heads;
+    unit.b = index / args.splits / args.kv_heads;
+    unit.slot = static_cast<int>(args.slot[unit.b]);
+    unit.tail_in = args.tail_in[unit.b];
+    unit.piece.locate(args.position[unit.b], args.splits, unit.split);
   }
 };
 
@@ -85,31 +55,14 @@ class StepPages {
   }
 
  private:
-  __device__ void send_slot(const StepUnit<Types>& unit, const StepLayer& layer, int first) {
-    constexpr KvPageLayout layout{Dtype::int4, Types::E};
-    const int lane = threadIdx.x & 31, items = min(kPairs, unit.piece.items - first);
-    const uint8_t* page = nullptr;
-    if (lane < items && unit.piece.is_page(first + lane)) page = unit.page(args_, layer, unit.piece.page(first + lane));
-    uint32_t bytes = 0;
-    for (int i = 0; i < items; ++i) {
-      bytes += unit.piece.is_page(first + i) ? static_cast<uint32_t>(layout.page_bytes())
-                                             : 2 * old_rows(unit.piece, first + i) * Shape::kRowBytes;
-    }
-    const uint32_t slot = ring_.acquire(), data = ring_.slot_data(slot), full = ring_.full(slot);
-    if (lane == 0) barrier_expect(full, bytes);
+  __device__ void send_slot(const StepUnit<Shape>& unit, const StepLayer& layer, int first) {
+    const int lane = threadIdx.x & 31;
+    const StepItems<Shape> items{args_, layer, unit, first};
+    const uint8_t* page = items.page(lane);
+    const uint32_t bytes = items.bytes(), slot = ring_.acquire();
+    if (lane == 0) barrier_expect(ring_.full(slot), bytes);
     __syncwarp();  // closes: bytes that land before they are expected
-    if (page) bulk_copy_once(data + lane * Shape::kSlotBytes, page, static_cast<uint32_t>(layout.page_bytes()), full);
-    const int which = lane >> 4, row = lane & 15;
-    for (int i = 0; i < items; ++i) {
-      if (unit.piece.is_page(first + i)) break;  // tiles come first
-      if (row >= old_rows(unit.piece, first + i)) continue;
-      const int token = unit.piece.tile_start(first + i) % kKvPageTokens + row;
-      const Bf16* from =
-          (unit.piece.is_sink(first + i) ? unit.sinks(args_, layer, which) : unit.tail(args_, layer, which)) +
-          token * Types::E;
-      bulk_copy(data + i * Shape::kSlotBytes + which * Shape::kValueRows + row * Shape::kPitch, from, Shape::kRowBytes,
-                full);
-    }
+    items.send(page, ring_.slot_data(slot), ring_.full(slot), lane);
   }
 
   const StepArgs& args_;
@@ -122,6 +75,7 @@ template <class Types>
 class StepAttend {
  public:
   using Shape = typename Types::Attention;
+  using Unit = StepUnit<Shape>;
   static constexpr int E = Types::E, kParts = E / 32;
   static_assert(kStepWarps == kAttentionWarps);
 
@@ -142,24 +96,35 @@ class StepAttend {
   }
 
  private:
-  __device__ Bf16* queries() const { return reinterpret_cast<Bf16*>(c_.memory.queries()); }
-  __device__ Half* half_queries() const { return reinterpret_cast<Half*>(c_.memory.half_queries()); }
-  __device__ float* query_factors() const { return reinterpret_cast<float*>(half_queries() + kStepMaxHeads * E); }
-  __device__ Bf16* fresh() const { return reinterpret_cast<Bf16*>(c_.memory.fresh()); }
+  __device__ StepHeads<Shape> heads() const {
+    Half* half_queries = reinterpret_cast<Half*>(c_.memory.half_queries());
+    return {reinterpret_cast<Bf16*>(c_.memory.queries()), half_queries,
+            reinterpret_cast<float*>(half_queries + kStepMaxHeads * E), reinterpret_cast<Bf16*>(c_.memory.fresh())};
+  }
+  __device__ uint2* partial(const Unit& unit, int of_split) const {
+    return args_.partial + int64_t{(unit.b * args_.kv_heads + unit.head) * args_.splits + of_split} * group_ * (E + 2);
+  }
   __device__ float* merge() const { return reinterpret_cast<float*>(c_.memory.activations()); }
   __device__ void sync() const { named_barrier(kBarrierConsumers, kStepConsumers); }
 
-  __device__ void attend(const StepUnit<Types>& unit) {
+  __device__ void attend(const Unit& unit) {
     const float key_factor = layer_.key_factor[unit.head], value_factor = layer_.value_factor[unit.head];
     c_.wait_drained();  // as in StepMultiply::run(); and merge_warps() overwrites the finishing warps' sums
     let_words_travel();
-    finish_heads(unit);
+    heads().finish(args_, layer_, unit, c_.warp, c_.lane, [&](int head, float (&x)[kParts]) {
+      const uint2* y = args_.y + int64_t{unit.b} * (args_.heads + 2 * args_.kv_heads) * E + head * E + c_.lane;
+      uint2 words[kParts];
+      gather(words, step_tag(c_.base(), index_, Stage::y), c_.watch, args_.fault,
+             [&](int part) { return y + 32 * part; });
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) x[part] = float_of(words[part].x);
+    });
     sync();  // closes: queries and new rows read before they are written; activations, and values of the last merge,
              // overwritten by sums while they are read
     if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
     AttentionWarp<Shape> core;
-    core.begin_ready(queries(), shared_address(half_queries()), shared_address(query_factors()), group_, key_factor,
-                     value_factor, c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
+    core.begin_ready(heads().queries, shared_address(heads().half_queries), shared_address(heads().query_factors),
+                     group_, key_factor, value_factor, c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
     const AttentionPiece<Shape>& piece = unit.piece;
 #pragma unroll 1
     for (int item = c_.warp / 2, left = unit.slots(); left > 0; --left, item += kPairs) {
@@ -172,140 +137,16 @@ class StepAttend {
   }
 
   __device__ void one_item(AttentionWarp<Shape>& core, const AttentionPiece<Shape>& piece, int item, uint32_t data) {
-    if (!piece.is_page(item) && old_rows(piece, item) < 16) complete_tile(data, old_rows(piece, item));
+    if (!piece.is_page(item) && old_rows(piece, item) < 16) complete_tile<Shape>(data, old_rows(piece, item), shared_address(heads().fresh), c_.lane);
     core.attend(piece, item, c_.warp, data);
   }
 
-  /// This step's own row, and zeros behind it.
-  __device__ void complete_tile(uint32_t data, int old) const {
-    const int which = c_.lane >> 4, row = c_.lane & 15;
-    if (row >= old) {
-      const uint32_t to = data + which * Shape::kValueRows + row * Shape::kPitch,
-                     from = shared_address(fresh() + which * E);
-      for (int i = 0; i < Shape::kRowBytes; i += 16) {
-        uint32_t v[4] = {};
-        if (row == old) {
-          const uint4 x = load_shared_16(from + i);
-          v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
-        }
-        store_shared_16(to + i, v);
-      }
-      copy_engine_fence();  // the slot's next contents come by the copy engine
-    }
-    __syncwarp();  // closes: rows read before they are written
-  }
-
-  /// Queries 0 .. group - 1 of the unit, then, where it appends, the new key and the new value, which also go to tail
-  /// and sinks.
-  __device__ void finish_heads(const StepUnit<Types>& unit) const {
-    constexpr int kHalf = kParts / 2;
-    const int H = args_.heads, J = args_.kv_heads, position = unit.piece.position;
-    float cos[kHalf], sin[kHalf];  // before the wait: they come from far
-#pragma unroll
-    for (int part = 0; part < kHalf; ++part) {
-      const int64_t at = int64_t{position} * (E / 2) + c_.lane + 32 * part;
-      cos[part] = args_.rope.cos[at], sin[part] = args_.rope.sin[at];
-    }
-#pragma unroll 1
-    for (int i = c_.warp; i < group_ + (unit.appends() ? 2 : 0); i += kStepWarps) {
-      const int which = i - group_;  // 0 key, 1 value
-      const int head = which < 0 ? unit.head * group_ + i : H + which * J + unit.head;
-      float mean[kParts] = {};
-      if (which == 0 && layer_.key_mean) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) mean[part] = layer_.key_mean[unit.head * E + c_.lane + 32 * part];
-      }
-      const uint2* y = args_.y + int64_t{unit.b} * (H + 2 * J) * E + head * E + c_.lane;
-      uint2 words[kParts];
-      gather(words, step_tag(c_.base(), index_, Stage::y), c_.watch, args_.fault,
-             [&](int part) { return y + 32 * part; });
-      float x[kParts];
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) x[part] = float_of(words[part].x);
-      if (which < 1) {
-#pragma unroll
-        for (int part = 0; part < kHalf; ++part) {
-          const float low = x[part], high = x[part + kHalf];
-          x[part] = low * cos[part] - high * sin[part];
-          x[part + kHalf] = high * cos[part] + low * sin[part];
-        }
-        if (which == 0 && layer_.key_mean) {
-#pragma unroll
-          for (int part = 0; part < kParts; ++part) x[part] -= mean[part];
-        }
-        rotate(x);
-      }
-      which < 0 ? keep_query(i, x) : keep_row(unit, which, x);
-    }
-  }
-
-  /// A query in BF16, and that in FP16.
-  __device__ void keep_query(int i, const float (&x)[kParts]) const {
-    float rounded[kParts];
-    uint32_t largest = 0;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const Bf16 query = to_bf16(x[part] * args_.q_scale);
-      queries()[i * E + c_.lane + 32 * part] = query;
-      rounded[part] = to_f32(query);
-      largest = max(largest, bits_of(rounded[part]) & 0x7f800000u);
-    }
-    const typename AttentionWarp<Shape>::HalfQuery scale(__reduce_max_sync(~0u, largest));
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-      half_queries()[i * E + c_.lane + 32 * part] = half_saturated(rounded[part] * scale.down);
-    if (c_.lane == 0) query_factors()[i] = scale.up;
-  }
-
-  /// A new key or value: for this step's tile, into the tail, and into the sinks.
-  __device__ void keep_row(const StepUnit<Types>& unit, int which, const float (&x)[kParts]) const {
-    const int position = unit.piece.position;
-    Bf16* tail = unit.tail(args_, layer_, which) + position % kKvPageTokens * E;
-    Bf16* sink = position >= kKvSinkTokens ? nullptr : unit.sinks(args_, layer_, which) + position * E;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const Bf16 rounded = to_bf16(x[part]);
-      const int channel = c_.lane + 32 * part;
-      fresh()[which * E + channel] = rounded;
-      tail[channel] = rounded;
-      if (sink) sink[channel] = rounded;
-    }
-  }
-
-  /// hadamard.h's butterflies: strides below 32 across lanes, then across this lane's parts.
-  __device__ void rotate(float (&x)[kParts]) const {
-    constexpr int kBlock = hadamard_block(E);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) x[part] *= hadamard_sign(c_.lane + 32 * part);
-#pragma unroll
-    for (int stride = 1; stride < 32; stride *= 2) {
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const float other = __shfl_xor_sync(~0u, x[part], stride);
-        x[part] = c_.lane & stride ? other - x[part] : x[part] + other;
-      }
-    }
-#pragma unroll
-    for (int stride = 1; stride < kBlock / 32; stride *= 2) {
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        if (part & stride) continue;
-        const float low = x[part], high = x[part + stride];
-        x[part] = low + high;
-        x[part + stride] = low - high;
-      }
-    }
-    const float scale = 1.0f / sqrtf(static_cast<float>(kBlock));
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) x[part] *= scale;
-  }
-
   /// The warps' sums into one, published; a row's only piece is published as a.
-  __device__ void merge_warps(AttentionWarp<Shape>& core, const StepUnit<Types>& unit) const {
+  __device__ void merge_warps(AttentionWarp<Shape>& core, const Unit& unit) const {
     float* ends = merge() + kAttentionWarps * 8 * E;
     core.publish(c_.warp, group_, merge(), ends);
     sync();  // closes: sums read before all warps have written theirs
-    uint2* to = unit.partial(args_, unit.split);
+    uint2* to = partial(unit, unit.split);
     const uint32_t tag = step_tag(c_.base(), index_, Stage::partial);
 #pragma unroll 1
     for (int i = c_.thread(); i < group_ * E / 2; i += kStepConsumers) {
@@ -322,7 +163,7 @@ class StepAttend {
   }
 
   /// Channels c and c + 1, c even.
-  __device__ void publish_output(const StepUnit<Types>& unit, int h, int c, float x, float y) const {
+  __device__ void publish_output(const Unit& unit, int h, int c, float x, float y) const {
     const float guard = __frcp_rn(layer_.attention_scale);  // a power of two
     const float first = x * guard, second = y * guard;
     uint32_t pair;
@@ -340,7 +181,7 @@ class StepAttend {
   }
 
   /// This unit's share of the merged channels: 32 at a time, gathered by all warps, added up by one.
-  __device__ void merge_share(const StepUnit<Types>& unit) {
+  __device__ void merge_share(const Unit& unit) {
     const int pieces = unit.piece.pieces, blocks = group_ * kParts, thread = c_.thread(), pair = thread & 15;
     if (pieces == 1) return;
     const uint32_t tag = step_tag(c_.base(), index_, Stage::partial);
@@ -353,7 +194,7 @@ class StepAttend {
       for (int piece = thread >> 4; piece < pieces; piece += kStepConsumers / 16) {
         uint4 words[2];
         gather(words, tag, c_.watch, args_.fault,
-               [&](int i) { return unit.partial(args_, piece) + h * (E + 2) + (i == 0 ? c + 2 * pair : E); });
+               [&](int i) { return partial(unit, piece) + h * (E + 2) + (i == 0 ? c + 2 * pair : E); });
         values[piece * 16 + pair] = make_float2(float_of(words[0].x), float_of(words[0].z));
         if (pair == 0) ends[piece] = make_float2(float_of(words[1].x), float_of(words[1].z));
       }
@@ -363,7 +204,7 @@ class StepAttend {
   }
 
   /// Half a warp, two channels a lane.
-  __device__ void add_pieces(const StepUnit<Types>& unit, const float2* ends, const float2* values, int pieces, int h,
+  __device__ void add_pieces(const Unit& unit, const float2* ends, const float2* values, int pieces, int h,
                              int c) const {
     float top = -INFINITY, sum = 0.0f, x = 0.0f, y = 0.0f;
 #pragma unroll 4
@@ -380,7 +221,7 @@ class StepAttend {
   }
 
   /// The page that this step filled: its tail as codes.
-  __device__ void fill_page(const StepUnit<Types>& unit) const {
+  __device__ void fill_page(const Unit& unit) const {
     if (unit.piece.items == 0 || !unit.appends()) return;
     if (unit.piece.position % kKvPageTokens != kKvPageTokens - 1) return;
     const KvPageLayout layout{Dtype::int4, E};

@@ -28,11 +28,11 @@ __device__ inline Half half_saturated(float x) { return {static_cast<uint16_t>(h
 __device__ inline uint32_t bf16_pair(float x, float y) { return to_bf16(x).bits | uint32_t{to_bf16(y).bits} << 16; }
 
 // How a product over K is summed, whatever kernel makes it and however large the batch is: k-tile j belongs to class
-// j % 8, a class is summed in the order of k, and the classes are added by halves. So warps, or blocks, may share the
-// classes of a row in any aligned way and give the same bits.
+// j % 8, a class is summed in the order of k, and the classes are added by pairs of neighbours. So warps, or blocks, may
+// share the classes of a row in any aligned way and give the same bits.
 inline constexpr int kClasses = 8;
 
-/// ((c0 + c4) + (c2 + c6)) + ..
+/// ((c0 + c1) + (c2 + c3)) + ..
 template <int kCount>
 __device__ inline float add_classes(const float (&c)[kCount]) {
   if constexpr (kCount == 1) {
@@ -40,7 +40,7 @@ __device__ inline float add_classes(const float (&c)[kCount]) {
   } else {
     float sums[kCount / 2];
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) sums[i] = c[i] + c[i + kCount / 2];
+    for (int i = 0; i < kCount / 2; ++i) sums[i] = c[2 * i] + c[2 * i + 1];
     return add_classes(sums);
   }
 }
