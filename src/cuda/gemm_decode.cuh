@@ -123,11 +123,11 @@ class GemmBlock {
     int slot = 0, turn = 0;
     uint32_t parity = 0;
     for (int at = run_.first; at < run_.end; at += stride(), ++turn) {
-      float acc[4] = {};
+      float acc[1][4] = {};
       for (int chunk = 0; chunk < chunks_; ++chunk) {
         barrier_wait(full_ + 8 * slot, parity);
         multiply_chunk(acc, ring_ + slot * Shape::kStageBytes, chunk, warp, lane);
-        settle(acc);
+        settle(acc[0]);
         __syncwarp();
         if (lane == 0) barrier_arrive(empty_ + 8 * slot);  // closes: the producer overwriting tiles still being read
         if (++slot == args_.stages) {
@@ -135,7 +135,7 @@ class GemmBlock {
           parity ^= 1;
         }
       }
-      push_sums(acc, turn, warp, lane);
+      push_sums(acc[0], turn, warp, lane);
     }
   }
 
@@ -244,7 +244,7 @@ class GemmBlock {
     }
   }
 
-  __device__ void multiply_chunk(float (&acc)[4], uint32_t stage, int chunk, int warp, int lane) {
+  __device__ void multiply_chunk(float (&acc)[1][4], uint32_t stage, int chunk, int warp, int lane) {
     const int tiles = min(kChunk, col_tiles_ - chunk * kChunk), first = warp % kClasses;
     const uint32_t row = stage + warp / kClasses * kChunk * Tile::kBytes;
     if (tiles == kChunk) {
@@ -255,14 +255,14 @@ class GemmBlock {
     }
   }
 
-  __device__ void multiply_tile(float (&acc)[4], uint32_t row, int chunk, int tile, int lane) {
+  __device__ void multiply_tile(float (&acc)[1][4], uint32_t row, int chunk, int tile, int lane) {
     const int t = lane & 3, n = min(lane >> 2, args_.batch - 1);  // columns beyond the batch are never stored
     const int j = chunk * kChunk + tile;
     const typename Tile::Words words = Tile::load(row + tile * Tile::kBytes, lane);
-    uint32_t b[8];
-    load_fragments(b, j, n, t);
-    typename Tile::Start start;
-    Tile::load_start(start, shared_address(fragments_) + args_.batch * args_.cols * 2 + j * Tile::kGroups * 32, t);
+    uint32_t b[1][8];
+    load_fragments(b[0], j, n, t);
+    typename Tile::Start start[1];
+    Tile::load_start(start[0], shared_address(fragments_) + args_.batch * args_.cols * 2 + j * Tile::kGroups * 32, t);
     Tile::multiply(acc, words, b, start);
   }
 

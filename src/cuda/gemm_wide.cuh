@@ -176,8 +176,7 @@ class WideBlock {
     for (int w = 0; w < 2 * W; ++w) {
       if (NB > 1 && w >= row_tiles) break;
       const typename Tile::Words words = Tile::load(stage + (w * kChunk + tile) * Tile::kBytes, lane);
-#pragma unroll
-      for (int nb = 0; nb < NB; ++nb) Tile::multiply(acc[w][nb], words, b[nb], start[nb]);
+      Tile::multiply(acc[w], words, b, start);
     }
   }
 

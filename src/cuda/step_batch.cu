@@ -47,13 +47,6 @@ StepShape shape_of(int rows, int cols, bool swiglu) {
   return s;
 }
 
-/// Row pairs that a warp takes at a time: half of a cluster's row tiles, where registers hold them.
-int row_pairs_of(const StepShape& s, bool swiglu) {
-  const int most = s.each + (s.extra > 0), tiles = (most + 1) / 2 * (swiglu ? 2 : 1);  // of a warp
-  const int least = swiglu ? 2 : 1;  // so that a gate sum and its up sum stay together
-  return tiles > 4 ? 4 : tiles > 2 ? 2 : least;
-}
-
 __global__ void end_step(uint32_t* tag_base, uint32_t by, unsigned* flags, int count) {
   if (threadIdx.x == 0) *tag_base += by;
   for (int i = threadIdx.x; i < count; i += blockDim.x) flags[i * kFlagWords] = 0;
@@ -74,7 +67,6 @@ std::string plan_step_batch(StepBatchPlan& plan) {
   s[static_cast<int>(Product::gate_up)] = shape_of(2 * F, D, true);
   s[static_cast<int>(Product::down)] = shape_of(D, F, false);
   s[static_cast<int>(Product::head)] = shape_of(s[static_cast<int>(Product::head)].rows, D, false);
-  for (int i = 0; i < kProducts; ++i) a.row_pairs[i] = row_pairs_of(s[i], i == static_cast<int>(Product::gate_up));
   bool fits = false;
   if (!with_types(plan, [&]<class Types>(Types) { fits = fit_step_batch<Types>(a); })) return cat("heads of ", E);
   return fits ? "" : cat("the table of ", a.layer_count, " layers leaves no room for weights in shared memory");

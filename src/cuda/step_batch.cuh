@@ -72,8 +72,8 @@ class BatchRoles {
       const int l = i / 4, part = i % 4;
       const bool head = l == args_.layer_count;
       if (part == 1) {
-        for_pieces(shared_.pieces, args_.kv_heads, way(), [&](const StepUnit<Shape>& unit, bool) {
-          for (int k = 0; k < unit.slots(); ++k) starts.skip();
+        for_pieces(shared_.pieces, args_.kv_heads, way(), [&](const StepUnit<Shape>* units, bool two, bool) {
+          for (int k = 0; k < units[0].slots() << two; ++k) starts.skip();
         });
       }
       const int product = head ? static_cast<int>(Product::head) : part;
@@ -123,6 +123,10 @@ __global__ void __launch_bounds__(kBatchThreads, 1) decode_step_batch_kernel(con
     BatchFlags::base() = *args.tag_base;
     roles.initialise();
   }
+  if (threadIdx.x < kProducts) {
+    const Product product = static_cast<Product>(threadIdx.x);
+    BatchLot::of(product) = BatchLot::make<Types>(args, product);
+  }
   roles.load_layers();
   shared.pieces.locate(args);
   __syncthreads();    // closes: barriers used before they are initialised, pieces before they are located
@@ -143,6 +147,11 @@ inline constexpr int kBatchSharedBytes = 232448 - 6144;  ///< the rest is BatchS
 template <class Types>
 bool fit_step_batch(StepBatchArgs& args) {
   static_assert(sizeof(BatchShared<Types>) <= 5120);
+  for (int i = 0; i < kProducts; ++i) {  // half of a cluster's row tiles, where registers hold them
+    const bool swiglu = i == static_cast<int>(Product::gate_up);
+    const int most = args.shape[i].each + (args.shape[i].extra > 0), tiles = (most + 1) / 2 * (swiglu ? 2 : 1);
+    args.row_pairs[i] = tiles > 4 ? Types::kMostPairs : tiles > 2 ? 2 : 1;
+  }
   const int layers = args.layer_count * static_cast<int>(sizeof(StepLayer));
   const int slots = (kBatchSharedBytes - Types::kFixedBytes - layers) / Types::kSlotBytes;
   if (slots < 2) return false;

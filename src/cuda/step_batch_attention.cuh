@@ -76,20 +76,24 @@ struct BatchPieces {
 /// A warp's way through them. In shared memory, since it is looked at once an item and registers are scarce.
 template <class Shape>
 struct alignas(16) BatchWay {
-  StepUnit<Shape> unit;
+  StepUnit<Shape> unit[2];
   typename BatchPieces<Shape>::Place at;
 };
 
-/// Calls use(unit, more) for every piece of this block; more: the next is of the same row and head. All lanes.
+/// Calls use(units, two, more) for every piece of this block, or for two neighbours at once where both are INT4 pages
+/// alone and equally many; more: the next is of the same row and head. All lanes.
 template <class Shape, class Use>
 __device__ __forceinline__ void for_pieces(const BatchPieces<Shape>& pieces, int heads, BatchWay<Shape>& way, Use use) {
   way.at = pieces.first;
   __syncwarp();  // closes: read before it is written
   while (!(way.at == pieces.end)) {
-    pieces.unit(way.unit, way.at);
-    const typename BatchPieces<Shape>::Place next = pieces.next(way.at, heads);
+    const typename BatchPieces<Shape>::Place at = way.at, then = pieces.next(at, heads);
+    const bool two = at.split > 0 && at.split + 2 < pieces.row[at.b].pieces && !(then == pieces.end);
+    const typename BatchPieces<Shape>::Place next = two ? pieces.next(then, heads) : then;
+    pieces.unit(way.unit[0], at);
+    if (two) pieces.unit(way.unit[1], then);
     __syncwarp();  // closes: read before it is written
-    use(way.unit, !(next == pieces.end) && next.split != 0);
+    use(way.unit, two, !(next == pieces.end) && next.split != 0);
     __syncwarp();  // closes: overwritten while other lanes still read
     way.at = next;
     __syncwarp();  // closes: read before it is written
@@ -103,9 +107,9 @@ __device__ __forceinline__ void send_pieces(const StepBatchArgs& args, const Bat
                                             const StepLayer& layer) {
   using Shape = typename Types::Attention;
   const int lane = threadIdx.x & 31;
-  for_pieces(pieces, args.kv_heads, way, [&](const StepUnit<Shape>& unit, bool) {
-    for (int k = 0; k < unit.slots(); ++k) {
-      const StepItems<Shape> items{args, layer, unit, k * kPairs};
+  for_pieces(pieces, args.kv_heads, way, [&](const StepUnit<Shape>* units, bool two, bool) {
+    for (int k = 0; k < units[0].slots() << two; ++k) {
+      const StepItems<Shape> items{args, layer, units[two & k], (k >> two) * kPairs};
       const uint8_t* page = items.page(lane);
       const uint32_t bytes = items.bytes(), full = producer.acquire();
       if (lane == 0) barrier_expect(full, bytes);
@@ -122,6 +126,7 @@ class BatchAttend {
  public:
   using Shape = typename Types::Attention;
   using Unit = StepUnit<Shape>;
+  using Core = AttentionWarp<Shape, 2>;
   static constexpr int E = Types::E, kParts = E / 32;
 
   __device__ BatchAttend(BatchConsumer<Types>& c, const BatchPieces<Shape>& pieces, BatchWay<Shape>& way, int layer)
@@ -130,27 +135,22 @@ class BatchAttend {
   __device__ void run() {
     const int group = args_.heads / args_.kv_heads;
     c_.flags.await(Handed::y, index_);
-    AttentionWarp<Shape> core;
+    Core core;
     int taken = 0;  // pieces of the row and head
-    for_pieces(pieces_, args_.kv_heads, way_, [&](const Unit& unit, bool more) {
+    for_pieces(pieces_, args_.kv_heads, way_, [&](const Unit* units, bool two, bool more) {
+      const Unit& unit = units[0];
       if (taken == 0) {
         begin(core, unit, group);
       } else {
         core.restart();
       }
-#pragma unroll 1
-      for (int item = c_.warp / 2, left = unit.slots(); left > 0; --left, item += kPairs) {
-        c_.wait_slot(c_.ring.started());
-        barrier_wait(c_.ring.full(), c_.ring.parity);
-        if (item < unit.piece.items && unit.piece.takes(c_.warp, item))
-          one_item(core, unit.piece, item, c_.ring.at() + c_.warp / 2 * Shape::kSlotBytes);
-        c_.ring.release();
-      }
-      merge_warps(core, unit, group);
-      ++taken;
+      two ? take_two(core, unit) : take(core, unit);
+      merge_warps<0>(core, unit, group);
+      if (two) merge_warps<1>(core, units[1], group);
+      taken += 1 + two;
       if (more) return;
       merge_pieces(unit, group, taken);
-      if (unit.appends()) fill_page(unit);
+      if (units[two].appends()) fill_page(unit);
       taken = 0;
     });
   }
@@ -168,7 +168,7 @@ class BatchAttend {
   }
 
   /// Whether this block has the row's last piece of the head too, which is the one that appends.
-  __device__ void begin(AttentionWarp<Shape>& core, const Unit& unit, int group) const {
+  __device__ void begin(Core& core, const Unit& unit, int group) const {
     const float key_factor = layer_.key_factor[unit.head], value_factor = layer_.value_factor[unit.head];
     c_.sync();  // closes: queries, and what is merged, overwritten while read
     Unit whole = unit;
@@ -188,16 +188,46 @@ class BatchAttend {
     return end.b > unit.b || (end.b == unit.b && end.head > unit.head);
   }
 
-  __device__ void one_item(AttentionWarp<Shape>& core, const AttentionPiece<Shape>& piece, int item, uint32_t data) {
-    if (!piece.is_page(item) && old_rows(piece, item) < 16)
-      complete_tile<Shape>(data, old_rows(piece, item), shared_address(heads().fresh), c_.lane);
-    core.attend(piece, item, c_.warp, data);
+  __device__ void take(Core& core, const Unit& unit) {
+#pragma unroll 1
+    for (int item = c_.warp / 2, left = unit.slots(); left > 0; --left, item += kPairs) {
+      wait_slot();
+      const uint32_t data = c_.ring.at() + c_.warp / 2 * Shape::kSlotBytes;
+      if (item < unit.piece.items && unit.piece.takes(c_.warp, item)) {
+        const int old = old_rows(unit.piece, item);
+        if (!unit.piece.is_page(item) && old < 16)
+          complete_tile<Shape>(data, old, shared_address(heads().fresh), c_.lane);
+        core.attend(unit.piece, item, c_.warp, data);
+      }
+      c_.ring.release();
+    }
+  }
+
+  /// Two pieces, slot by slot in turn.
+  __device__ void take_two(Core& core, const Unit& unit) {
+#pragma unroll 1
+    for (int left = unit.slots(); left > 0; --left) {
+      const uint32_t offset = c_.warp / 2 * Shape::kSlotBytes;
+      wait_slot();
+      const uint32_t first = c_.ring.at() + offset, empty = c_.ring.empty();
+      c_.ring.advance();
+      wait_slot();
+      core.attend_two(c_.warp, first, c_.ring.at() + offset);
+      __syncwarp();
+      if (c_.lane == 0) barrier_arrive(empty);  // closes: the slot overwritten while still read
+      c_.ring.release();
+    }
+  }
+  __device__ void wait_slot() {
+    c_.wait_slot(c_.ring.started());
+    barrier_wait(c_.ring.full(), c_.ring.parity);
   }
 
   /// The warps' sums of a piece into one: stored where it is the row's only one, else left for merge_pieces().
-  __device__ void merge_warps(AttentionWarp<Shape>& core, const Unit& unit, int group) const {
+  template <int kSum>
+  __device__ void merge_warps(Core& core, const Unit& unit, int group) const {
     c_.sync();  // closes: sums of the last piece overwritten while read
-    core.publish(c_.warp, group, merge(), ends());
+    core.template publish<8, kSum>(c_.warp, group, merge(), ends());
     c_.sync();  // closes: sums read before all warps have written theirs
     float* parts = partials(unit, group);
 #pragma unroll 1

@@ -25,6 +25,12 @@ struct BatchTypes {
   using Tile = Tile_;
   using Attention = Attention_;
   static constexpr int E = Attention::E, NB = kColumnTiles_, kRows = NB * 8;
+#ifndef MOSTW
+#define MOSTW 3
+#endif
+  /// The largest W. With four column tiles, more sums than 96 leave the compiler no registers for products that do not
+  /// depend on one another, and it waits 24 cycles for each (docs/PERF.md).
+  static constexpr int kMostPairs = NB == 4 ? MOSTW : 4;
   static_assert(Tile::kGroups == 1 && Attention::NB == 1 && Attention::kInt4);
 
   static constexpr int kStartBytes = kRows * 4;            ///< of a k-tile
@@ -41,16 +47,16 @@ struct BatchTypes {
     return T;
   }
   __host__ __device__ static constexpr int rows_offset(int W) {
-    return W == 4 ? weight_bytes(4, depth(4)) : W == 2 ? weight_bytes(2, depth(2)) : weight_bytes(1, depth(1));
+    return W > 2 ? weight_bytes(kMostPairs, depth(kMostPairs)) : W == 2 ? weight_bytes(2, depth(2)) : weight_bytes(1, depth(1));
   }
   static constexpr int kItemBytes = kPairs * Attention::kSlotBytes;
   static constexpr int largest(int a, int b) { return a > b ? a : b; }
   static constexpr int kSlotBytes =
-      (largest(kItemBytes, largest(slot_bytes(1, depth(1)), largest(slot_bytes(2, depth(2)), slot_bytes(4, depth(4))))) +
+      (largest(kItemBytes, largest(slot_bytes(1, depth(1)), largest(slot_bytes(2, depth(2)), slot_bytes(kMostPairs, depth(kMostPairs))))) +
        127) / 128 * 128;
 
   static constexpr int kMailBytes = kBatchWarps * NB * 512;  ///< sums of a row tile, of every warp
-  static constexpr int kPostFloats2 = 8 * 2 * NB * 32;       ///< half of the sums of a pass, in pairs
+  static constexpr int kPostFloats2 = 2 * kMostPairs * 2 * NB * 32;  ///< half of the sums of a pass, in pairs
   static constexpr int kPostBytes = kPostFloats2 * 8;
   static constexpr int kExchangeBytes = largest(kMailBytes + 3 * kPostBytes, Attention::kMergeBytes);
   static constexpr int kQueryBytes = kBatchMaxHeads * E * 2, kNewBytes = 2 * E * 2;
@@ -115,28 +121,32 @@ struct BatchRing {
 };
 
 /// How a product is taken: its k-tiles in chunks of T times eight, of which four times T are this block's; its row tiles
-/// (SwiGLU: pairs of a gate tile and its up tile), which this block and its neighbour share, in passes of equal size, each
-/// cut into two halves, for warps 0-3 and 4-7, which take at most 2 W row tiles.
+/// (SwiGLU: pairs of a gate tile and its up tile), which this block and its neighbour share, in passes, each cut into two
+/// halves, for warps 0-3 and 4-7, which take at most 2 W row tiles.
 struct BatchLot {
   int W, log_T, col_tiles, chunks, row_units, first, end, passes, each;
   bool pairs;
 
+  /// In shared memory, from make() on: registers are scarce.
+  __device__ static BatchLot& of(Product product) {
+    __shared__ BatchLot lots[kProducts];
+    return lots[static_cast<int>(product)];
+  }
   template <class Types>
-  __device__ static BatchLot of(const StepBatchArgs& args, Product product) {
+  __device__ static BatchLot make(const StepBatchArgs& args, Product product) {
     const StepShape& p = args.shape[static_cast<int>(product)];
     const int cluster = blockIdx.x >> 1;
     BatchLot lot;
     lot.W = args.row_pairs[static_cast<int>(product)];
-    lot.log_T = lot.W == 4 ? log2(Types::depth(4)) : lot.W == 2 ? log2(Types::depth(2)) : log2(Types::depth(1));
+    lot.log_T = lot.W > 2 ? log2(Types::depth(Types::kMostPairs)) : lot.W == 2 ? log2(Types::depth(2)) : log2(Types::depth(1));
     lot.col_tiles = p.col_tiles;
     lot.chunks = (p.col_tiles + (kClasses << lot.log_T) - 1) >> (lot.log_T + 3);
     lot.pairs = product == Product::gate_up;
     lot.row_units = p.row_units;
     lot.first = cluster * p.each + min(cluster, p.extra);
     lot.end = lot.first + p.each + (cluster < p.extra);
-    const int most = lot.pairs ? 2 * lot.W : 4 * lot.W;
-    lot.passes = (lot.end - lot.first + most - 1) / most;
-    lot.each = lot.passes > 0 ? (lot.end - lot.first + lot.passes - 1) / lot.passes : 0;
+    lot.each = lot.pairs ? 2 * lot.W : 4 * lot.W;
+    lot.passes = (lot.end - lot.first + lot.each - 1) / lot.each;
     return lot;
   }
   __device__ static int rank() { return blockIdx.x & 1; }

@@ -22,7 +22,7 @@ class BatchProducer {
 
   /// Every chunk of a product, in the order of consumption: weights ahead of activations, which `what` announces.
   __device__ void product(Product product, const uint8_t* tiles, const uint8_t* rows, Handed what, int layer) {
-    const BatchLot lot = BatchLot::of<Types>(args_, product);
+    const BatchLot& lot = BatchLot::of(product);
     const int total = lot.passes * lot.chunks, ahead = min(args_.stages, total);
     BatchRing<Types> late = ring_;
 #pragma unroll 1
@@ -91,7 +91,7 @@ class BatchStarts {
       : args_(args), ring_(memory, barriers) {}
 
   __device__ void product(Product product) {
-    const BatchLot lot = BatchLot::of<Types>(args_, product);
+    const BatchLot& lot = BatchLot::of(product);
 #pragma unroll 1
     for (int i = 0; i < lot.passes * lot.chunks; ++i) {
       barrier_wait(ring_.full(), ring_.parity);
@@ -223,14 +223,14 @@ class BatchMultiply {
   static constexpr int NB = Types::NB;
 
   __device__ BatchMultiply(BatchConsumer<Types>& c, Product product, int layer)
-      : c_(c), product_(product), layer_(layer), lot_(BatchLot::of<Types>(c.args, product)) {}
+      : c_(c), product_(product), layer_(layer), lot_(BatchLot::of(product)) {}
 
   __device__ void run() {
 #pragma unroll 1
     for (int pass = 0; pass < lot_.passes; ++pass) {
       c_.begin_pass();
-      if (lot_.W == 4) {
-        multiply<4>(pass);
+      if (lot_.W > 2) {
+        multiply<Types::kMostPairs>(pass);
       } else if (lot_.W == 2) {
         multiply<2>(pass);
       } else {
@@ -247,14 +247,15 @@ class BatchMultiply {
   __device__ __forceinline__ void multiply(int pass) {
     constexpr int T = Types::depth(W);
     const int row_tiles = lot_.row_tiles(lot_.half(pass, c_.warp / kOwnClasses));
+    const int eighths = (lot_.col_tiles - BatchLot::first_own(0) - c_.warp % kOwnClasses + kClasses - 1) / kClasses;
     float acc[2 * W][NB][4] = {};
 #pragma unroll 1
-    for (int chunk = 0; chunk < lot_.chunks; ++chunk) {
+    for (int eighth = 0, left = lot_.chunks; left > 0; --left, eighth += T) {
       c_.wait_slot(c_.ring.started());
       barrier_wait(c_.ring.full(), c_.ring.parity);  // it has come: for the copies' own order
 #pragma unroll
       for (int t = 0; t < T; ++t) {
-        if ((c_.warp % kOwnClasses) < lot_.own(chunk * T + t)) multiply_tile<W>(acc, t, row_tiles);
+        if (eighth + t < eighths) multiply_tile<W>(acc, t, row_tiles);
       }
 #pragma unroll
       for (int w = 0; w < 2 * W; ++w) {
@@ -304,12 +305,15 @@ class BatchMultiply {
     }
     const uint32_t weights =
         c_.ring.at() + (c_.warp / kOwnClasses * 2 * W * T + t) * kOwnClasses * Tile::kBytes + own * Tile::kBytes;
+    const auto load = [&](int w) { return Tile::load(weights + w * T * kOwnClasses * Tile::kBytes, lane); };
+    typename Tile::Words next = load(0);
 #pragma unroll
     for (int w = 0; w < 2 * W; ++w) {
-      if (NB > 1 && w > 0 && w >= row_tiles) break;  // where a branch costs less than the products
-      const typename Tile::Words words = Tile::load(weights + w * T * kOwnClasses * Tile::kBytes, lane);
-#pragma unroll
-      for (int nb = 0; nb < NB; ++nb) Tile::multiply(acc[w][nb], words, b[nb], start[nb]);
+      const typename Tile::Words words = next;
+      if (w + 1 < 2 * W) next = load(w + 1);
+      // Where a branch costs less than the products; by twos, so that two tiles' products fill each other's gaps.
+      if (NB > 1 && w > 0 && w % (W < 3 ? 1 : 2) == 0 && w >= row_tiles) break;
+      Tile::multiply(acc[w], words, b, start);
     }
   }
 
@@ -399,7 +403,7 @@ class BatchMultiply {
   BatchConsumer<Types>& c_;
   const Product product_;
   const int layer_;
-  const BatchLot lot_;
+  const BatchLot& lot_;
 };
 
 /// The rows of the residual whose turn it is in this block, normalised and packed; layer 0's first come from the

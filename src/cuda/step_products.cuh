@@ -334,13 +334,13 @@ class StepMultiply {
     typename Tile::Words words[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) words[r] = Tile::load(stage + (r * kChunk + t) * Tile::kBytes, c_.lane);
-    uint32_t b[8];
-    load_fragments(b, fragments);
-    typename Tile::Start start;
+    uint32_t b[1][8];
+    load_fragments(b[0], fragments);
+    typename Tile::Start start[1];
     const uint32_t starts = starts_ + (at + t) * Tile::kGroups * Types::kStartBytes;
-    Types::kMostRows == 1 ? Tile::load_lone_start(start, starts) : Tile::load_start(start, starts, c_.lane & 3);
+    Types::kMostRows == 1 ? Tile::load_lone_start(start[0], starts) : Tile::load_start(start[0], starts, c_.lane & 3);
 #pragma unroll
-    for (int r = 0; r < R; ++r) Tile::multiply(acc[r], words[r], b, start);
+    for (int r = 0; r < R; ++r) Tile::multiply(reinterpret_cast<float(&)[1][4]>(acc[r]), words[r], b, start);
   }
 
   /// This warp's class, to the finishing warps.

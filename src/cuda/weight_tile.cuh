@@ -145,22 +145,34 @@ struct Int4Tile {
   __device__ static bool begins_group(int u) { return u % (8 / kGroups) == 0; }
   __device__ static int group_of(int u) { return u / (8 / kGroups); }
 
-  __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start& start) {
+  /// One weight tile and kColumns column tiles, their products in turn: a chain of dependent products alone would wait 24
+  /// cycles for every one of them.
+  template <int kColumns>
+  __device__ static void multiply(float (&acc)[kColumns][4], const Words& w, const uint32_t (&b)[kColumns][8],
+                                  const Start (&start)[kColumns]) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const float2 s = start.sum[i];
-      float d[4] = {s.x, s.y, 17.0f * s.x, 17.0f * s.y};
+      float d[kColumns][4];
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+        const float2 s = start[n].sum[i];
+        d[n][0] = s.x, d[n][1] = s.y, d[n][2] = 17.0f * s.x, d[n][3] = 17.0f * s.y;
+      }
 #pragma unroll
       for (int step = i * 4 / kGroups; step < (i + 1) * 4 / kGroups; ++step) {
         uint32_t a[4];
         unpack_int4_bytes(a, w.code[step]);
-        mma(Operand{}, d, a, b[2 * step], b[2 * step + 1]);
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) mma(Operand{}, d[n], a, b[n][2 * step], b[n][2 * step + 1]);
       }
       const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&w.scale[i]));
-      acc[0] = fmaf(scale.x, d[0], acc[0]);
-      acc[1] = fmaf(scale.x, d[1], acc[1]);
-      acc[2] = fmaf(scale.y, d[2] - d[0], acc[2]);
-      acc[3] = fmaf(scale.y, d[3] - d[1], acc[3]);
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+        acc[n][0] = fmaf(scale.x, d[n][0], acc[n][0]);
+        acc[n][1] = fmaf(scale.x, d[n][1], acc[n][1]);
+        acc[n][2] = fmaf(scale.y, d[n][2] - d[n][0], acc[n][2]);
+        acc[n][3] = fmaf(scale.y, d[n][3] - d[n][1], acc[n][3]);
+      }
     }
   }
 };
@@ -183,14 +195,17 @@ struct E4m3Tile {
   __device__ static void load_lone_start(Start&, uint32_t) {}
   __device__ static void load_column_start(Start&, uint32_t, int, int) {}
 
-  __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start&) {
+  template <int kColumns>
+  __device__ static void multiply(float (&acc)[kColumns][4], const Words& w, const uint32_t (&b)[kColumns][8],
+                                  const Start (&)[kColumns]) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const uint4 pair = w.pair[step / 2];
       const uint32_t low = step & 1 ? pair.z : pair.x, high = step & 1 ? pair.w : pair.y;
       const uint32_t a[4] = {e4m3x2_to_half2(low), e4m3x2_to_half2(low >> 16), e4m3x2_to_half2(high),
                              e4m3x2_to_half2(high >> 16)};
-      mma(Operand{}, acc, a, b[2 * step], b[2 * step + 1]);
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) mma(Operand{}, acc[n], a, b[n][2 * step], b[n][2 * step + 1]);
     }
   }
 };
@@ -216,11 +231,14 @@ struct Bf16Tile {
   __device__ static void load_lone_start(Start&, uint32_t) {}
   __device__ static void load_column_start(Start&, uint32_t, int, int) {}
 
-  __device__ static void multiply(float (&acc)[4], const Words& w, const uint32_t (&b)[8], const Start&) {
+  template <int kColumns>
+  __device__ static void multiply(float (&acc)[kColumns][4], const Words& w, const uint32_t (&b)[kColumns][8],
+                                  const Start (&)[kColumns]) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const uint32_t a[4] = {w.step[s].x, w.step[s].y, w.step[s].z, w.step[s].w};
-      mma(Operand{}, acc, a, b[2 * s], b[2 * s + 1]);
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) mma(Operand{}, acc[n], a, b[n][2 * s], b[n][2 * s + 1]);
     }
   }
 };
