@@ -262,6 +262,8 @@ TEST(FutChat, TroubleIsOneLineAndAnExitCode) {
   EXPECT_EQ(chat(model.path(), "", {"--stop", ""}).code, 2);
   EXPECT_EQ(chat(model.path(), "", {"--temperature", "1"}).code, 2);
   EXPECT_EQ(chat(model.path(), "", {"--template", "/no/such/file"}).code, 1);
+  const std::string broken = model.folder().write("broken.jinja", "{{ x");
+  EXPECT_NE(chat(model.path(), "", {"--template", broken}).err.find(broken + ": line 1: "), std::string::npos);
 }
 
 TEST(FutChat, AContextWithoutRoomForAnyMessageIsRefusedAtOnce) {

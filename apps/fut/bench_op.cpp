@@ -6,6 +6,8 @@
 #include <stdio.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -239,7 +241,7 @@ void append_csv(const PartFlags& flags, Backend& backend, const Columns& columns
     }
     file << fmt::format("{}\n", fmt::join(fields, ","));
   }
-  FUT_CHECK(file.flush(), flags.csv, ": cannot be written");
+  FUT_CHECK(file.flush(), flags.csv, ": cannot be written: ", std::strerror(errno));
 }
 
 /// Where a step's time goes: each kind of stage with its share of the whole.

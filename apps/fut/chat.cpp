@@ -305,6 +305,7 @@ int run_chat(int argc, const char* const* argv) {
   options.chat = true;
   if (given(*app, "--template")) {
     options.chat_template = read_file(flags.template_file);
+    options.chat_template_name = flags.template_file;
     FUT_CHECK(!options.chat_template.empty(), flags.template_file, ": is empty, expected a chat template");
   }
   const auto engine = load_engine(flags.model, [&](const Engine& opened) { require_room(opened, flags.system); });

@@ -27,6 +27,7 @@ struct EngineOptions {
   int max_batch = 16;                    ///< sequences that decode together
   int64_t prefill_chunk = 512;           ///< rows of one prefill pass; never changes a result
   std::string chat_template;             ///< takes the place of the model's own, if not empty
+  std::string chat_template_name;        ///< what messages call it; empty: "the given chat template"
   bool chat = false;  ///< refuse, before any long work, a model that chat_prompt() would not work with
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_load;  ///< progress, may be empty
   /// Called before the weights are read, when the tokenizer and the limits are known: tokenize(), chat_prompt(),

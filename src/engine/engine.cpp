@@ -95,8 +95,9 @@ void EngineImpl::open_chat(const ModelSource& source) {
     const bool given = !options_.chat_template.empty();
     const std::string text = given ? options_.chat_template : source.chat_template();
     FUT_CHECK(!text.empty(), source.path, ": the model has no chat template (--template FILE gives it one)");
-    chat_ = std::make_unique<ChatFormat>(text, given ? "the given chat template" : source.path + ": chat template",
-                                         tokenizer());
+    const std::string name =
+        options_.chat_template_name.empty() ? "the given chat template" : options_.chat_template_name;
+    chat_ = std::make_unique<ChatFormat>(text, given ? name : source.path + ": chat template", tokenizer());
   } catch (const Error& error) {
     if (options_.chat) throw;
     chat_error_ = error.what();
