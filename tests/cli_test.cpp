@@ -244,6 +244,21 @@ TEST(Cli, FailuresAreOneLineAndExitCode1) {
   expect_failure(fut({"tokenize", "/no/such/model", "a"}), "/no/such/model");
   expect_failure(fut({"inspect", "/no/such/model"}), "/no/such/model");
   TempFolder folder;
+  // What no file system can hold, in every place that looks before it opens.
+  const std::string endless(300, 'x'), reason = "File name too long";
+  folder.write("text", "some text");
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"quantize", model(), endless, "--group-size", "32"},
+           {"generate", endless, "-p", "a"},
+           {"tokenize", endless, "a"},
+           {"chat", model(), "--template", endless},
+           {"perplexity", model(), folder.path() + "/text", "--backend", "cpu", "--kl-base", endless}}) {
+    const Result result = fut(arguments);
+    expect_failure(result, reason);
+    EXPECT_TRUE(result.err.starts_with("fut: " + endless)) << result.err;
+  }
+  expect_failure(fut({"quantize", model(), ""}), "name of the folder to write is empty");
+  expect_failure(fut({"tokenize", "", "a"}), "name of the model is empty");
   folder.write("config.json", "{\"a\": 1, \n\"b\"");
   expect_failure(fut({"inspect", folder.path()}), "config.json");
 }

@@ -50,7 +50,8 @@ class KlRun {
  public:
   KlRun(const std::string& path, const KlSubject& subject) : path_(path) {
     if (path.empty()) return;
-    if (std::filesystem::exists(path)) {
+    std::error_code ignored;
+    if (std::filesystem::exists(path, ignored)) {
       reader_.emplace(path, subject);
     } else {
       writer_.emplace(path, subject);

@@ -11,7 +11,9 @@ namespace {
 
 /// A folder's own files are enough: neither its weights nor its configuration have to be there.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& model) {
-  return std::filesystem::is_directory(model) ? Tokenizer::from_hf_folder(model) : Checkpoint::open(model)->tokenizer();
+  std::error_code ignored;
+  return std::filesystem::is_directory(model, ignored) ? Tokenizer::from_hf_folder(model)
+                                                       : Checkpoint::open(model)->tokenizer();
 }
 
 }  // namespace

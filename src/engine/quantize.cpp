@@ -36,10 +36,11 @@ void write_text(const fs::path& path, const std::string& text) {
 class NewFolder {
  public:
   explicit NewFolder(const std::string& path) : path_(path) {
+    FUT_CHECK(!path.empty(), "the name of the folder to write is empty");
     if (!path_.has_filename()) path_ = path_.parent_path();  // "OUT/" means OUT
     partial_ = path_.string() + ".partial-" + std::to_string(getpid());
-    FUT_CHECK(!fs::exists(path_), path, ": exists already; quantize writes a new folder");
     std::error_code error;
+    FUT_CHECK(!fs::exists(path_, error), path, ": exists already; quantize writes a new folder");
     fs::create_directories(partial_, error);
     FUT_CHECK(!error, partial_.string(), ": could not be created: ", error.message());
   }

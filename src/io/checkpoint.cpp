@@ -10,6 +10,7 @@
 namespace fut {
 
 std::unique_ptr<Checkpoint> Checkpoint::open(const std::string& path) {
+  FUT_CHECK(!path.empty(), "the name of the model is empty");
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   FUT_CHECK(std::filesystem::exists(status), path,

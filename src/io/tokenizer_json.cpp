@@ -479,10 +479,11 @@ std::unique_ptr<Tokenizer> from_sentencepiece(const std::string& path, const Nod
 
 std::unique_ptr<Tokenizer> Tokenizer::from_hf_folder(const std::string& folder) {
   const std::string path = folder + "/tokenizer.json", config_path = folder + "/tokenizer_config.json";
-  const bool has_config = std::filesystem::exists(config_path);
+  std::error_code ignored;  // what cannot be looked at says why when it is opened
+  const bool has_config = std::filesystem::exists(config_path, ignored);
   const json config_file = has_config ? parse_json_file(config_path) : json::object();
   const Node config(config_file, config_path);
-  if (!std::filesystem::exists(path) && std::filesystem::exists(folder + "/tokenizer.model")) {
+  if (!std::filesystem::exists(path, ignored) && std::filesystem::exists(folder + "/tokenizer.model", ignored)) {
     return from_sentencepiece(folder + "/tokenizer.model", config);
   }
   const json file = parse_json_file(path);
