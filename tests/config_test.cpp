@@ -179,8 +179,9 @@ TEST(ConfigTest, RopeTypes_A01) {
                           {"rope_scaling", type});
   }
   expect_config_refused(R"({"rope_scaling":{"factor":4}})", {"no rope_type"});
-  expect_config_refused(R"({"rope_scaling":{"rope_type":"linear"}})", {"factor"});
   expect_config_refused(R"({"rope_scaling":{"rope_type":"linear","factor":0}})", {"factor"});
+  expect_config_refused(R"({"rope_scaling":{"rope_type":"llama3","factor":8}})", {"low_freq_factor is missing"});
+  expect_config_refused(R"({"rope_scaling":{"rope_type":"linear"}})", {"factor is missing"});
   expect_config_refused(
       R"({"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4}})",
       {"original_max_position_embeddings"});

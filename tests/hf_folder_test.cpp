@@ -80,12 +80,12 @@ TEST_F(HfFolderTest, NamesTheFileThatIsMissingOrBroken) {
   write_model(one("a", 1));
   expect_refused([&] { Checkpoint::open(folder_.file("model.safetensors")); }, {"config.json"});
   folder_.write("generation_config.json", "[]");
-  expect_open_refused({folder_.file("generation_config.json"), "no JSON object"});
+  expect_open_refused({folder_.file("generation_config.json"), "expected a JSON object"});
   fs::remove(folder_.file("generation_config.json"));
   folder_.write("config.json", "{");
   expect_open_refused({folder_.file("config.json"), "JSON ends too early"});
   folder_.write("config.json", "3");
-  expect_open_refused({folder_.file("config.json"), "no JSON object"});
+  expect_open_refused({folder_.file("config.json"), "expected a JSON object"});
   fs::remove(folder_.file("config.json"));
   expect_open_refused({folder_.file("config.json"), "No such file"});
 }
@@ -127,11 +127,16 @@ TEST_F(HfFolderTest, LoadsATensorThatTheIndexForgot_B07) {
 }
 
 TEST_F(HfFolderTest, RefusesBrokenIndexes_B07) {
-  for (const char* index : {"{}", "[]", "[", R"({"weight_map":[]})", R"({"weight_map":{}})",
-                            R"({"weight_map":{"a":1}})", R"({"weight_map":{"a":"s1","a":"s2"}})"}) {
+  const std::pair<const char*, const char*> indexes[] = {{"{}", "is {}, expected"},
+                                                         {"[5]", "is [5], expected"},
+                                                         {"[", "ends too early"},
+                                                         {R"({"weight_map":[6]})", "weight_map is [6], expected"},
+                                                         {R"({"weight_map":{}})", "weight_map is empty"},
+                                                         {R"({"weight_map":{"a":1}})", "tensor a is 1, expected"},
+                                                         {R"({"weight_map":{"a":"s1","a":"s2"}})", "duplicate"}};
+  for (const auto& [index, words] : indexes) {
     folder_.write("model.safetensors.index.json", index);
-    SCOPED_TRACE(index);
-    expect_open_refused({folder_.file("model.safetensors.index.json")});
+    expect_open_refused({folder_.file("model.safetensors.index.json"), words});
   }
 }
 

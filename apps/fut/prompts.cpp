@@ -10,8 +10,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string shown(const json& value) { return printable(value.dump()); }
-
 /// One line of a prompts file on its way into a request. Every message begins with file and line.
 class PromptLine {
  public:

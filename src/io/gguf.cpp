@@ -118,10 +118,10 @@ class GgufFile::Reader {
   std::string_view text(const char* what) { return bytes(number<uint64_t>(what), what); }
 
   /// A count of things of which each takes at least `smallest` bytes.
-  uint64_t count(uint64_t smallest, const char* what) {
-    const auto count = number<uint64_t>(what);
+  uint64_t count(uint64_t smallest, const std::string& what) {
+    const auto count = number<uint64_t>(what.c_str());
     FUT_CHECK(count <= left() / smallest, file_.path(), ": ", count, " ", what, " do not fit the ", left(),
-              " bytes that are left");
+              " bytes that are left of ", file_.size(), " (incomplete download?)");
     return count;
   }
 
@@ -132,7 +132,7 @@ class GgufFile::Reader {
       value.type = value_type(key);
       FUT_CHECK(value.type != kArray, file_.path(), ": key ", printable(key), ": arrays of arrays are not supported");
       const uint64_t element_bytes = kValueTypeInfo[value.type].bytes;
-      value.count = count(element_bytes ? element_bytes : kLengthBytes, "array elements");
+      value.count = count(element_bytes ? element_bytes : kLengthBytes, cat("array elements of key ", printable(key)));
     }
     const uint64_t begin = position_;
     if (value.type == kText) {

@@ -36,7 +36,8 @@ std::string read_text(const std::string& path) { return std::string(MappedFile(p
 
 /// The text of a file that must hold a JSON object.
 std::string read_json_object(const std::string& path) {
-  FUT_CHECK(parse_json_file(path).is_object(), path, ": is no JSON object");
+  const json value = parse_json_file(path);
+  FUT_CHECK(value.is_object(), path, ": is ", shown(value), ", expected a JSON object");
   return read_text(path);
 }
 
@@ -53,12 +54,14 @@ void require_plain_name(const std::string& name, const std::string& tensor, cons
 /// Tensor name to shard name, as the index has it.
 std::map<std::string, std::string> read_index(const std::string& path) {
   const json index = parse_json_file(path);
-  const auto weight_map = index.is_object() ? index.find("weight_map") : index.end();
-  FUT_CHECK(index.is_object() && weight_map != index.end() && weight_map->is_object(), path,
-            ": expected an object with the object \"weight_map\"");
+  FUT_CHECK(index.is_object() && index.contains("weight_map"), path, ": is ", shown(index),
+            ", expected an object with the object \"weight_map\"");
+  const json& weight_map = index["weight_map"];
+  FUT_CHECK(weight_map.is_object(), path, ": weight_map is ", shown(weight_map), ", expected an object");
   std::map<std::string, std::string> shard_of;
-  for (const auto& [tensor, shard] : weight_map->items()) {
-    FUT_CHECK(shard.is_string(), path, ": the shard of tensor ", printable(tensor), " is no string");
+  for (const auto& [tensor, shard] : weight_map.items()) {
+    FUT_CHECK(shard.is_string(), path, ": the shard of tensor ", printable(tensor), " is ", shown(shard),
+              ", expected the name of a file");
     require_plain_name(shard.get_ref<const std::string&>(), tensor, path);
     shard_of.emplace(tensor, shard.get<std::string>());
   }
@@ -390,14 +393,15 @@ std::string HfFolder::chat_template() const {
   const std::string path = file("tokenizer_config.json");
   if (!is_there(path)) return "";
   const json config = parse_json_file(path);
-  FUT_CHECK(config.is_object(), path, ": is no JSON object");
+  FUT_CHECK(config.is_object(), path, ": is ", shown(config), ", expected a JSON object");
   const json source = config.value("chat_template", json());
   if (source.is_null()) return "";
   if (source.is_string()) return source.get<std::string>();
-  FUT_CHECK(source.is_array(), path, ": chat_template is neither a string nor a list");
+  FUT_CHECK(source.is_array(), path, ": chat_template is ", shown(source), ", expected a string or a list");
   for (const json& entry : source) {
     const bool named = entry.is_object() && entry.contains("name") && entry.contains("template");
-    FUT_CHECK(named && entry["template"].is_string(), path, ": an entry of chat_template lacks its name or template");
+    FUT_CHECK(named && entry["template"].is_string(), path, ": chat_template holds ", shown(entry),
+              ", expected an object with name and template");
     if (entry["name"] == "default") return entry["template"].get<std::string>();
   }
   fail(path, ": no chat_template named \"default\"");

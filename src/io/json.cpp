@@ -75,6 +75,8 @@ json parse_json(std::string_view text, const std::string& what) {
   return reader.take();
 }
 
+std::string shown(const json& value) { return printable(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
+
 std::string json_text(const json& value, int indent, const std::string& what) {
   try {
     return value.dump(indent);

@@ -15,6 +15,9 @@ inline constexpr uint64_t kMaxJsonBytes = 100'000'000;
 /// deeper than 64. Invalid UTF-8 and trailing bytes are refused as well. `what` (the file) begins every message.
 nlohmann::json parse_json(std::string_view text, const std::string& what);
 
+/// A value as a message shows it: one line, not longer than a message should be.
+std::string shown(const nlohmann::json& value);
+
 /// `value` as a file's text. Error if a string in it is no UTF-8, which JSON cannot hold.
 std::string json_text(const nlohmann::json& value, int indent, const std::string& what);
 

@@ -33,7 +33,7 @@ std::optional<int64_t> bytes_of(int64_t element_bytes, const std::vector<int64_t
 int64_t natural(const json& value, const std::string& where) {
   constexpr auto kLargest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   FUT_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= kLargest, where,
-            ": expected an integer from 0 to 2^63 - 1, found ", printable(value.dump()));
+            ": expected an integer from 0 to 2^63 - 1, found ", shown(value));
   return value.get<int64_t>();
 }
 
@@ -57,13 +57,14 @@ std::string_view header_text(const MappedFile& file) {
 /// One tensor from its header entry; `data` points at the data section, whose end is checked by check_ranges.
 StoredTensor stored_tensor(const std::string& name, const json& entry, const MappedFile& file, const uint8_t* data) {
   const std::string where = cat(file.path(), ": tensor ", printable(name));
-  FUT_CHECK(entry.is_object(), where, ": expected an object with dtype, shape and data_offsets");
+  FUT_CHECK(entry.is_object(), where, ": is ", shown(entry), ", expected an object with dtype, shape and data_offsets");
   const json& type = member(entry, "dtype", where);
   const json& shape = member(entry, "shape", where);
   const json& offsets = member(entry, "data_offsets", where);
-  FUT_CHECK(type.is_string(), where, ": dtype is no string");
-  FUT_CHECK(shape.is_array(), where, ": shape is no array");
-  FUT_CHECK(offsets.is_array() && offsets.size() == 2, where, ": data_offsets is no pair");
+  FUT_CHECK(type.is_string(), where, ": dtype is ", shown(type), ", expected a string");
+  FUT_CHECK(shape.is_array(), where, ": shape is ", shown(shape), ", expected an array");
+  FUT_CHECK(offsets.is_array() && offsets.size() == 2, where, ": data_offsets is ", shown(offsets),
+            ", expected two numbers");
 
   StoredTensor tensor{{name, type.get<std::string>(), {}, file.path()}, data, 0};
   for (const json& extent : shape) tensor.info.shape.push_back(natural(extent, where + ": shape"));
@@ -106,10 +107,11 @@ void check_ranges(std::vector<Range>& ranges, const std::vector<StoredTensor>& t
 }
 
 std::map<std::string, std::string> metadata_of(const json& entry, const std::string& path) {
-  FUT_CHECK(entry.is_object(), path, ": __metadata__ is no object");
+  FUT_CHECK(entry.is_object(), path, ": __metadata__ is ", shown(entry), ", expected an object");
   std::map<std::string, std::string> metadata;
   for (const auto& [key, value] : entry.items()) {
-    FUT_CHECK(value.is_string(), path, ": __metadata__ \"", printable(key), "\" is no string");
+    FUT_CHECK(value.is_string(), path, ": __metadata__ \"", printable(key), "\" is ", shown(value),
+              ", expected a string");
     metadata.emplace(key, value.get<std::string>());
   }
   return metadata;
@@ -128,7 +130,7 @@ int64_t safetensors_element_bytes(const std::string& type) {
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   const std::string_view text = header_text(file_);
   const json header = parse_json(text, path + ": header");
-  FUT_CHECK(header.is_object(), path, ": header is no JSON object");
+  FUT_CHECK(header.is_object(), path, ": header is ", shown(header), ", expected an object");
   const uint8_t* const data = file_.data() + kPrefixBytes + text.size();
   std::vector<StoredTensor> tensors;
   std::vector<Range> ranges;

@@ -26,9 +26,6 @@ constexpr Architecture kArchitectures[] = {{"llama", "LlamaForCausalLM", 0, 0, 2
 constexpr int64_t kUsualWindow = 4096;    // Mistral's and Qwen's sliding_window where it is not given
 constexpr int64_t kUsualFullLayers = 28;  // Qwen's max_window_layers
 
-/// A value as a message shows it.
-std::string shown(const Json& value) { return printable(value.dump().substr(0, 80)); }
-
 /// Reads fields of one JSON object with messages that name file, key and value.
 class Fields {
  public:
@@ -62,7 +59,9 @@ class Fields {
     return static_cast<int64_t>(x);
   }
 
+  /// `fallback` below 0 means that the key is required.
   double positive(const char* key, double fallback) const {
+    FUT_CHECK(find(key) || fallback > 0, what_, ": ", key, " is missing");
     const double x = number(key, fallback);
     FUT_CHECK(std::isfinite(x) && x > 0, what_, ": ", key, " is ", x, ", expected a positive number");
     return x;

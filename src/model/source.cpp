@@ -13,10 +13,10 @@ using Json = nlohmann::json;
 constexpr int kMetadataVersion = 1;
 
 std::vector<float> read_floats(const Json& list, size_t count, const std::string& what) {
-  FUT_CHECK(list.is_array() && list.size() == count, what, ": expected ", count, " numbers");
+  FUT_CHECK(list.is_array() && list.size() == count, what, ": is ", shown(list), ", expected ", count, " numbers");
   std::vector<float> values;
   for (const Json& value : list) {
-    FUT_CHECK(value.is_number(), what, " holds ", value.dump().substr(0, 40), ", expected a number");
+    FUT_CHECK(value.is_number(), what, " holds ", shown(value), ", expected a number");
     values.push_back(value.get<float>());
   }
   return values;
@@ -25,20 +25,21 @@ std::vector<float> read_floats(const Json& list, size_t count, const std::string
 /// futransformer.json -> source.calibration and the rotations that are in the weights.
 void read_metadata(const Json& json, const std::string& what, ModelSource& source) {
   FUT_CHECK(json.is_object() && json.value("version", Json()) == kMetadataVersion, what, ": expected version ",
-            kMetadataVersion, ", found ", json.is_object() ? json.value("version", Json()).dump() : json.type_name());
+            kMetadataVersion, ", found ", shown(json.is_object() ? json.value("version", Json()) : json));
   const size_t layers = source.config.layers;
   const Json rotations = json.value("rotations", Json::object());
-  FUT_CHECK(rotations.is_object(), what, ": rotations is no object");
+  FUT_CHECK(rotations.is_object(), what, ": rotations is ", shown(rotations), ", expected an object");
   source.value_rotation = rotations.value("value", Json(false)) == true;
   if (const auto scales = json.find("activation_amax"); scales != json.end() && !scales->is_null()) {
-    FUT_CHECK(scales->is_object(), what, ": activation_amax is no object");
+    FUT_CHECK(scales->is_object(), what, ": activation_amax is ", shown(*scales), ", expected an object");
     source.calibration.attention_amax =
         read_floats(scales->value("attention", Json()), layers, what + ": activation_amax.attention");
     source.calibration.swiglu_amax =
         read_floats(scales->value("swiglu", Json()), layers, what + ": activation_amax.swiglu");
   }
   if (const auto means = json.find("key_mean"); means != json.end() && !means->is_null()) {
-    FUT_CHECK(means->is_array() && means->size() == layers, what, ": key_mean: expected ", layers, " layers");
+    FUT_CHECK(means->is_array() && means->size() == layers, what, ": key_mean is ", shown(*means),
+              ", expected a list of ", layers, " layers");
     const size_t width = source.config.kv_heads * source.config.head_dim;
     for (const Json& mean : *means)
       source.calibration.key_mean.push_back(read_floats(mean, width, what + ": key_mean"));
