@@ -3,7 +3,7 @@
 # others. Ends with 1 if there was a finding; docs/FUZZING.md says what to do then.
 set -euo pipefail
 program=$1
-parsers=(safetensors index gguf config tokenizer_json tokenizer_model template prompts)
+parsers=(safetensors index gguf config metadata tokenizer_json tokenizer_model template prompts)
 [[ -z "${FUZZ_PARSER:-}" ]] || parsers=("$FUZZ_PARSER")
 findings=$(dirname "$program")/../fuzz-findings
 code=0

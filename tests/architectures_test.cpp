@@ -292,6 +292,32 @@ TEST(ArchitecturesTest, QuantisedFoldersHoldBiasesAndNorms_A06) {
   }
 }
 
+TEST(ArchitecturesTest, WhatQuantizeMeasuredIsReadWithSuspicion) {
+  const TempFolder folder;
+  write_fixture(folder, fixture_of(vectors()["cases"][0]));
+  const auto made = quantise(folder, "rtn", true);
+  const json good = made->metadata();
+  const std::pair<const char*, std::vector<std::string>> changes[] = {
+      {R"({"version":2})", {"expected version 1", "2"}},
+      {R"({"version":null})", {"expected version 1", "none"}},
+      {R"({"rotations":{"value":"yes"}})", {"rotations.value is \"yes\"", "true or false"}},
+      {R"({"activation_amax":{"attention":[1e308,1]}})", {"attention holds 1e+308"}},
+      {R"({"activation_amax":{"attention":[-1,1]}})", {"attention holds -1", "from 0"}},
+      {R"({"activation_amax":{"swiglu":[1]}})", {"swiglu is [1]", "2 numbers"}},
+      {R"({"key_mean":[[1]]})", {"key_mean is [[1]]", "2 layers"}},
+      {R"({"key_mean":[[1],[2]]})", {"key_mean is [1]"}}};
+  for (const auto& [change, words] : changes) {
+    json changed = good;
+    changed.merge_patch(json::parse(change));
+    made->folder.write("out/futransformer.json", changed.dump());
+    std::vector<std::string> expected = words;
+    expected.push_back(made->path() + "/futransformer.json");
+    test::expect_refused([&] { Engine::load(made->path(), {}); }, expected);
+  }
+  made->folder.write("out/futransformer.json", "1");
+  test::expect_refused([&] { Engine::load(made->path(), {}); }, {"is 1, expected a JSON object"});
+}
+
 /// The walk of gptq finds the means of keys as the calibrating pass does, though it computes them in another way.
 TEST(ArchitecturesTest, GptqWalksThroughBiasesAndNorms) {
   for (const char* name :

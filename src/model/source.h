@@ -38,6 +38,8 @@ struct ModelSource {
 
 /// Name of the file that makes a folder one of ours, and its text.
 inline constexpr const char* kMetadataFile = "futransformer.json";
+/// Into the source's calibration and rotation; its configuration says how many numbers there must be.
+void read_metadata(const std::string& path, ModelSource& source);
 std::string metadata_json(const ModelSource& source, int group, bool residual_rotation, const Calibration& calibration);
 
 }  // namespace fut

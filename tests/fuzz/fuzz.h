@@ -95,6 +95,7 @@ std::unique_ptr<Target> safetensors_target();
 std::unique_ptr<Target> index_target();
 std::unique_ptr<Target> gguf_target();
 std::unique_ptr<Target> config_target();
+std::unique_ptr<Target> metadata_target();
 std::unique_ptr<Target> tokenizer_json_target();
 std::unique_ptr<Target> tokenizer_model_target();
 std::unique_ptr<Target> template_target();

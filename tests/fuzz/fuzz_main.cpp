@@ -418,7 +418,8 @@ void check_message(const std::string& message, const std::string& place) {
 }
 
 std::vector<std::string> target_names() {
-  return {"safetensors", "index", "gguf", "config", "tokenizer_json", "tokenizer_model", "template", "prompts"};
+  return {"safetensors",    "index",           "gguf",     "config", "metadata",
+          "tokenizer_json", "tokenizer_model", "template", "prompts"};
 }
 
 std::unique_ptr<Target> make_target(const std::string& name) {
@@ -427,6 +428,7 @@ std::unique_ptr<Target> make_target(const std::string& name) {
                                                      {"index", index_target},
                                                      {"gguf", gguf_target},
                                                      {"config", config_target},
+                                                     {"metadata", metadata_target},
                                                      {"tokenizer_json", tokenizer_json_target},
                                                      {"tokenizer_model", tokenizer_model_target},
                                                      {"template", template_target},

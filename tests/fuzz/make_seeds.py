@@ -358,6 +358,15 @@ def make_templates():
         write("template", name, {"template.jinja": source, "conversation.json": compact(conversation)})
 
 
+def make_metadata():
+    plain = {"version": 1, "source": "model", "group_size": 64, "rotations": {"value": True, "residual": False},
+             "activation_amax": None, "key_mean": None}
+    amax = {"attention": [0.5, 1], "swiglu": [18.25, 3]}
+    write("metadata", "plain.json", compact(plain))
+    write("metadata", "calibrated.json", compact(plain | {"activation_amax": amax,
+                                                          "key_mean": [[0, -1.5, 2e-3, 3], [1, 1, -1, 1]]}))
+
+
 def make_prompts():
     write("prompts", "all.jsonl", '"Once upon a time"\n\n{"prompt":"Hi \\u00e9\\n","max_tokens":20,"temperature":0.5,'
           '"top_k":40,"top_p":0.9,"min_p":0.05,"seed":7,"stop":["\\n\\n","x"]}\n{"prompt":"","stop":"x","seed":null}\n')
@@ -367,7 +376,7 @@ def make_prompts():
 def main():
     shutil.rmtree(ROOT, ignore_errors=True)
     for make in (make_safetensors, make_index, make_gguf, make_configs, make_tokenizers, make_models, make_templates,
-                 make_prompts):
+                 make_metadata, make_prompts):
         make()
 
 
