@@ -153,8 +153,8 @@ void read_merges(const Node& merges, BpeParts& parts) {
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       parts.merges.emplace_back(merge[0].get<std::string>(), merge[1].get<std::string>());
     } else {
-      merges.refuse("entry " + std::to_string(parts.merges.size()) +
-                    ": expected \"left right\" or [\"left\", \"right\"]");
+      merges.refuse("entry " + std::to_string(parts.merges.size()) + " is " + shown(merge) +
+                    ", expected \"left right\" or [\"left\", \"right\"]");
     }
   }
 }
