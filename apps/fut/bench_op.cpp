@@ -99,7 +99,7 @@ std::string footer(const std::string& what) {
   } else {
     text +=
         "\n\nA step is embed, all layers and lm_head; logits stay where they are and no token is chosen. A card makes\n"
-        "a decode step as one kernel where that is faster; FUT_STEP_ROWS says up to how many sequences (0: never; 8\n"
+        "a decode step as one kernel where that is faster; FUT_STEP_ROWS says up to how many sequences (0: never; 32\n"
         "at most). Row \"layer\": the step less one with half the layers, by the number of layers between them.";
   }
   const std::string example = what == "op" ? "op attention_decode" : what;

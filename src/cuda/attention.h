@@ -34,12 +34,14 @@ struct AttentionLaunch {
 
 inline constexpr int kPairs = 4;  ///< of warps in a block; an item is a pair's
 
-/// How the pages of a row are cut into pieces, all but the last of `length` pages. `own`: index of the query's page.
+/// How the pages of a row are cut into pieces, all but the last of `length` pages, at least two an item's pair: a
+/// piece's warps are merged once, whatever its length (docs/PERF.md). `own`: index of the query's page.
 struct AttentionCut {
   int length, pieces;
   FUT_HD AttentionCut(int own, int splits) {
     const int wanted = splits * kPairs;
     length = ((own > 1 ? own : 1) + wanted - 1) / wanted * kPairs;
+    if (length < 2 * kPairs) length = 2 * kPairs;
     pieces = own / length + 1 < splits ? own / length + 1 : splits;
   }
 };

@@ -17,7 +17,7 @@ struct AttentionShape {
   static constexpr Dtype kDtype = kDtype_;
   static constexpr int E = E_, NB = NB_;
   static constexpr bool kInt4 = kDtype == Dtype::int4, kE4m3 = kDtype == Dtype::e4m3;
-  static constexpr int kRowBytes = kE4m3 ? E : 2 * E;  ///< of a row in a tile of 16 tokens
+  static constexpr int kRowBytes = kE4m3 ? E : 2 * E;                          ///< of a row in a tile of 16 tokens
   static constexpr int kValueRows = 16 * kRowBytes, kScales = 32 * kRowBytes;  ///< offsets in the tile
   static constexpr int kTileBytes = 32 * kRowBytes + (kE4m3 ? 128 : 0);
   static constexpr int kPageBytes = kInt4 ? static_cast<int>(KvPageLayout{Dtype::int4, E}.page_bytes()) : 0;
@@ -52,59 +52,35 @@ struct Running {
   }
   __device__ static void zero(float (&x)[4]) { x[0] = x[1] = x[2] = x[3] = 0.0f; }
 
-  /// Scores of kTokenTiles * 16 tokens become weights; what was summed before is brought to the new maximum. Several
-  /// independent sums go in step, so that their latencies hide behind one another.
-  template <int kStreams, int kTokenTiles>
-  __device__ static void weigh(Running (&r)[kStreams], float (&s)[kStreams][kTokenTiles][NB][4]) {
+  /// Scores of kTokenTiles * 16 tokens become weights; what was summed before is brought to the new maximum.
+  template <int kTokenTiles>
+  __device__ void weigh(float (&s)[kTokenTiles][NB][4]) {
 #pragma unroll
     for (int nb = 0; nb < NB; ++nb) {
-      float top[kStreams][2], factor[kStreams][2];
-      bool same = true;
+      float factor[2];
 #pragma unroll
-      for (int k = 0; k < kStreams; ++k) {
+      for (int c = 0; c < 2; ++c) {
+        float top = largest[nb][c];
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          top[k][c] = r[k].largest[nb][c];
+        for (int i = 0; i < kTokenTiles; ++i) top = fmaxf(top, fmaxf(s[i][nb][c], s[i][nb][c + 2]));
+        for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+        factor[c] = largest[nb][c] == -INFINITY ? 0.0f : fast_exp2(largest[nb][c] - top);
+        largest[nb][c] = top;
+        const float shift = top == -INFINITY ? 0.0f : top - kWeightBias;
+        sum[nb][c] *= factor[c];
 #pragma unroll
-          for (int i = 0; i < kTokenTiles; ++i) top[k][c] = fmaxf(top[k][c], fmaxf(s[k][i][nb][c], s[k][i][nb][c + 2]));
+        for (int i = 0; i < kTokenTiles; ++i) {
+          s[i][nb][c] = fast_exp2(s[i][nb][c] - shift);
+          s[i][nb][c + 2] = fast_exp2(s[i][nb][c + 2] - shift);
+          sum[nb][c] += s[i][nb][c] + s[i][nb][c + 2];
         }
       }
+      if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f)) continue;  // as most of the time
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
+      for (int i = 0; i < kTiles; ++i) scale(o[i][nb], factor);
+      if constexpr (Shape::kInt4) {
 #pragma unroll
-        for (int k = 0; k < kStreams; ++k) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) top[k][c] = fmaxf(top[k][c], __shfl_xor_sync(~0u, top[k][c], step));
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kStreams; ++k) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& largest = r[k].largest[nb][c];
-          float& sum = r[k].sum[nb][c];
-          factor[k][c] = largest == -INFINITY ? 0.0f : fast_exp2(largest - top[k][c]);
-          same = same && factor[k][c] == 1.0f;
-          largest = top[k][c];
-          const float shift = largest == -INFINITY ? 0.0f : largest - kWeightBias;
-          sum *= factor[k][c];
-#pragma unroll
-          for (int i = 0; i < kTokenTiles; ++i) {
-            s[k][i][nb][c] = fast_exp2(s[k][i][nb][c] - shift);
-            s[k][i][nb][c + 2] = fast_exp2(s[k][i][nb][c + 2] - shift);
-            sum += s[k][i][nb][c] + s[k][i][nb][c + 2];
-          }
-        }
-      }
-      if (__all_sync(~0u, same)) continue;  // as most of the time
-#pragma unroll
-      for (int k = 0; k < kStreams; ++k) {
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) scale(r[k].o[i][nb], factor[k]);
-        if constexpr (Shape::kInt4) {
-#pragma unroll
-          for (auto& group : r[k].weights) group[nb][0] *= factor[k][0], group[nb][1] *= factor[k][1];
-        }
+        for (auto& group : weights) group[nb][0] *= factor[0], group[nb][1] *= factor[1];
       }
     }
   }

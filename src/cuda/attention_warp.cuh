@@ -63,8 +63,7 @@ struct AttentionPiece {
   }
 };
 
-/// kSums: pages that may be summed apart at the same time.
-template <class Shape, int kSums = 1>
+template <class Shape>
 class AttentionWarp {
  public:
   static constexpr int E = Shape::E, NB = Shape::NB, kSteps = E / 16;
@@ -76,7 +75,7 @@ class AttentionWarp {
     queries_ = queries, group_ = group;
     key_factor_ = key_factor, value_factor_ = value_factor, starts_ = shared_address(starts);
     load_queries();
-    restart();
+    state_.clear();
   }
   /// The same with queries (group, E) in FP16 too and a factor a head, as HalfQuery has it; those in shared memory.
   __device__ void begin_ready(const Bf16* queries, uint32_t half_queries, uint32_t factors, int group, float key_factor,
@@ -93,7 +92,7 @@ class AttentionWarp {
     for (int c = 0; c < 2; ++c) up_[0][c] = float_of(load_shared_4(factors + min(2 * (lane_ & 3) + c, group - 1) * 4));
     make_starts(0);
     __syncwarp();  // closes: starts read before they are written
-    restart();
+    state_.clear();
   }
   /// A power of two that brings a head's largest element to [1, 2), whatever the input, from the largest exponent's
   /// bits.
@@ -104,118 +103,94 @@ class AttentionWarp {
       down = float_of(static_cast<uint32_t>(254 - exponent) << 23), up = float_of(exponent << 23);
     }
   };
-  __device__ void restart() {
-#pragma unroll
-    for (Running<Shape>& sum : state_) sum.clear();
-  }
+  __device__ void restart() { state_.clear(); }
 
   /// Warp w's part of an item.
   __device__ void attend(const AttentionPiece<Shape>& piece, int item, int w, uint32_t data) {
     if (!piece.is_page(item)) return tile(data, piece.tile_tokens(item));
-    const uint32_t page[1] = {data};
-    if constexpr (Shape::kInt4) int4_half(page, w & 1, (w & 1) == 0 && piece.page(item) == 0);
-  }
-  /// The same of two pages, neither the first, each into a sum of its own.
-  __device__ void attend_two(int w, uint32_t first, uint32_t second) {
-    const uint32_t pages[2] = {first, second};
-    int4_half(pages, w & 1, false);
+    if constexpr (Shape::kInt4) int4_half(data, w & 1, (w & 1) == 0 && piece.page(item) == 0);
   }
 
-  /// Tokens 32 half .. 32 half + 31 of a page of INT4 keys and values, one page for each of the first kPages sums.
-  /// `sinks`: the first 16 are read elsewhere, exactly.
-  template <int kPages>
-  __device__ void int4_half(const uint32_t (&data)[kPages], int half, bool sinks) {
+  /// Tokens 32 half .. 32 half + 31 of a page of INT4 keys and values. `sinks`: the first 16 are read elsewhere,
+  /// exactly.
+  __device__ void int4_half(uint32_t data, int half, bool sinks) {
     constexpr KvPageLayout layout{Dtype::int4, E};
     const int g = lane_ >> 2;
-    float s[kPages][2][NB][4];
+    float s[2][NB][4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int tile = 2 * half + i;
-#pragma unroll
-      for (int k = 0; k < kPages; ++k) {
-        for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[k][i][nb]);
-      }
+      for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[i][nb]);
 #pragma unroll
       for (int c = 0; c < E / 64; ++c) {
+        const uint4 v = load_shared_16(data + (tile * (E / 64) + c) * kInt4TileCodeBytes + lane_ * 16);
+        const uint32_t code[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int k = 0; k < kPages; ++k) {
-          const uint4 v = load_shared_16(data[k] + (tile * (E / 64) + c) * kInt4TileCodeBytes + lane_ * 16);
-          const uint32_t code[4] = {v.x, v.y, v.z, v.w};
+        for (int pair = 0; pair < 2; ++pair) {
+          const int group = 2 * c + pair;
+          const uint32_t scales = data + static_cast<uint32_t>(layout.key_scale_offset()) + group * 64 + 16 * tile + g;
+          const uint32_t codes = scale_pair(load_shared_1(scales) | load_shared_1(scales + 8) << 16);
+          const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&codes));
 #pragma unroll
-          for (int pair = 0; pair < 2; ++pair) {
-            const int group = 2 * c + pair;
-            const uint32_t scales =
-                data[k] + static_cast<uint32_t>(layout.key_scale_offset()) + group * 64 + 16 * tile + g;
-            const uint32_t codes = scale_pair(load_shared_1(scales) | load_shared_1(scales + 8) << 16);
-            const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&codes));
+          for (int nb = 0; nb < NB; ++nb) {
+            const float2 start = load_shared_f2(starts_ + ((group * NB + nb) * 8 + 2 * (lane_ & 3)) * 4);
+            float d[4] = {start.x, start.y, 16.0f * start.x, 16.0f * start.y};
 #pragma unroll
-            for (int nb = 0; nb < NB; ++nb) {
-              const float2 start = load_shared_f2(starts_ + ((group * NB + nb) * 8 + 2 * (lane_ & 3)) * 4);
-              float d[4] = {start.x, start.y, 16.0f * start.x, 16.0f * start.y};
-#pragma unroll
-              for (int step = 2 * pair; step < 2 * pair + 2; ++step) {
-                uint32_t a[4];
-                unpack_int4(a, code[step]);
-                mma(HalfOperand{}, d, a, q_[4 * c + step][nb][0], q_[4 * c + step][nb][1]);
-              }
-              s[k][i][nb][0] = fmaf(scale.x, d[0], s[k][i][nb][0]);
-              s[k][i][nb][1] = fmaf(scale.x, d[1], s[k][i][nb][1]);
-              s[k][i][nb][2] = fmaf(scale.y, d[2], s[k][i][nb][2]);
-              s[k][i][nb][3] = fmaf(scale.y, d[3], s[k][i][nb][3]);
+            for (int step = 2 * pair; step < 2 * pair + 2; ++step) {
+              uint32_t a[4];
+              unpack_int4(a, code[step]);
+              mma(HalfOperand{}, d, a, q_[4 * c + step][nb][0], q_[4 * c + step][nb][1]);
             }
+            s[i][nb][0] = fmaf(scale.x, d[0], s[i][nb][0]);
+            s[i][nb][1] = fmaf(scale.x, d[1], s[i][nb][1]);
+            s[i][nb][2] = fmaf(scale.y, d[2], s[i][nb][2]);
+            s[i][nb][3] = fmaf(scale.y, d[3], s[i][nb][3]);
           }
         }
       }
     }
     const float unit = key_factor_ * 4294967296.0f;  // 2^24 of the mask, 2^8 of the scale
 #pragma unroll
-    for (int k = 0; k < kPages; ++k) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        for (int nb = 0; nb < NB; ++nb) {
-          for (int c = 0; c < 4; ++c) s[k][i][nb][c] *= up_[nb][c & 1] * (c < 2 ? unit : unit * 0.0625f);
-          if (i == 0 && sinks) s[k][i][nb][0] = s[k][i][nb][1] = s[k][i][nb][2] = s[k][i][nb][3] = -INFINITY;
-        }
+    for (int i = 0; i < 2; ++i) {
+      for (int nb = 0; nb < NB; ++nb) {
+        for (int c = 0; c < 4; ++c) s[i][nb][c] *= up_[nb][c & 1] * (c < 2 ? unit : unit * 0.0625f);
+        if (i == 0 && sinks) s[i][nb][0] = s[i][nb][1] = s[i][nb][2] = s[i][nb][3] = -INFINITY;
       }
     }
-    auto& sums = reinterpret_cast<Running<Shape>(&)[kPages]>(state_);
-    Running<Shape>::weigh(sums, s);
-#pragma unroll
-    for (int k = 0; k < kPages; ++k) int4_values(sums[k], data[k], half, s[k]);
+    state_.template weigh<2>(s);
+    int4_values(data, half, s);
   }
 
   /// `tokens` of 16 tokens of BF16 or E4M3 rows, at least one; the rows behind them hold zeros.
   __device__ void tile(uint32_t data, int tokens) {
     const int g = lane_ >> 2;
     const bool valid[2] = {g < tokens, g + 8 < tokens};
-    float s[1][1][NB][4];
-    for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[0][0][nb]);
+    float s[1][NB][4];
+    for (int nb = 0; nb < NB; ++nb) Running<Shape>::zero(s[0][nb]);
     if constexpr (Shape::kE4m3) {
-      e4m3_scores(data, s[0][0]);
+      e4m3_scores(data, s[0]);
     } else {
-      bf16_scores(data, s[0][0]);
+      bf16_scores(data, s[0]);
     }
     for (int nb = 0; nb < NB; ++nb) {
       for (int c = 0; c < 4; ++c) {
-        if (!valid[c >> 1]) s[0][0][nb][c] = -INFINITY;  // a tile holds at least one valid token, so the maximum is finite
+        if (!valid[c >> 1]) s[0][nb][c] = -INFINITY;  // a tile holds at least one valid token, so the maximum is finite
       }
     }
-    Running<Shape>::weigh(reinterpret_cast<Running<Shape>(&)[1]>(state_), s);
+    state_.template weigh<1>(s);
     if constexpr (Shape::kE4m3) {
-      e4m3_values(data, s[0][0], valid);
+      e4m3_values(data, s[0], valid);
     } else {
-      bf16_values(data, s[0][0]);
+      bf16_values(data, s[0]);
     }
   }
 
-  /// True sums of this warp, into shared memory: [slice][head][E] and [slice][head][2] (largest, sum), kHeads heads.
-  template <int kHeads = NB * 8, int kSum = 0>
+  /// True sums of this warp, into shared memory: [slice][head][E] and [slice][head][2] (largest, sum).
   __device__ void publish(int slice, int group, float* sums, float* ends) {
-    const Running<Shape>& state = state_[kSum];
     const int g = lane_ >> 2, t = lane_ & 3;
     const float unit = Shape::kInt4 ? value_factor_ * 256.0f : 1.0f;
     for (int nb = 0; nb < NB; ++nb) {
-      float sum[2] = {state.sum[nb][0], state.sum[nb][1]};
+      float sum[2] = {state_.sum[nb][0], state_.sum[nb][1]};
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) {
         sum[0] += __shfl_xor_sync(~0u, sum[0], step);
@@ -226,15 +201,15 @@ class AttentionWarp {
         const int head = nb * 8 + 2 * t + c;
         if (head >= group) continue;  // nobody reads it
         if (g == 0) {
-          ends[(slice * kHeads + head) * 2] = state.largest[nb][c];
-          ends[(slice * kHeads + head) * 2 + 1] = sum[c];
+          ends[(slice * NB * 8 + head) * 2] = state_.largest[nb][c];
+          ends[(slice * NB * 8 + head) * 2 + 1] = sum[c];
         }
-        float* to = sums + (slice * kHeads + head) * E;
+        float* to = sums + (slice * NB * 8 + head) * E;
 #pragma unroll
         for (int i = 0; i < E / 16; ++i) {
-          float low = state.o[i][nb][c], high = state.o[i][nb][c + 2];
+          float low = state_.o[i][nb][c], high = state_.o[i][nb][c + 2];
           if constexpr (Shape::kInt4) {
-            const float level = 7.5f * state.weights[i / 2][nb][c];
+            const float level = 7.5f * state_.weights[i / 2][nb][c];
             low = (low * 16777216.0f - level) * unit;
             high = (high * 1048576.0f - level) * unit;
           }
@@ -298,9 +273,9 @@ class AttentionWarp {
     }
   }
 
-  __device__ static void int4_values(Running<Shape>& state, uint32_t data, int half, const float (&p)[2][NB][4]) {
+  __device__ void int4_values(uint32_t data, int half, const float (&p)[2][NB][4]) {
     constexpr KvPageLayout layout{Dtype::int4, E};
-    const int lane = thread_index() & 31, t = lane & 3;
+    const int t = lane_ & 3;
     uint32_t weight[2][NB][2];  // B fragments: heads g, tokens 16 i + 2t, + 1 and + 8, + 9
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -315,7 +290,7 @@ class AttentionWarp {
       const uint32_t scales =
           data + static_cast<uint32_t>(layout.value_scale_offset()) + group * 64 + 32 * half + 2 * t;
       const uint32_t tiles =
-          data + static_cast<uint32_t>(layout.value_tile_offset(group * kKvGroup)) + lane * 16 + 8 * half;
+          data + static_cast<uint32_t>(layout.value_tile_offset(group * kKvGroup)) + lane_ * 16 + 8 * half;
       const float2 low = load_shared_f2(tiles), high = load_shared_f2(tiles + kInt4TileCodeBytes);
       const uint32_t code[2][2] = {{bits_of(low.x), bits_of(low.y)}, {bits_of(high.x), bits_of(high.y)}};
       float sum[NB][4] = {};
@@ -333,14 +308,14 @@ class AttentionWarp {
         for (int nb = 0; nb < NB; ++nb) {
           const uint32_t b0 = multiply_halves(weight[i][nb][0], scale[0]),
                          b1 = multiply_halves(weight[i][nb][1], scale[1]);
-          mma(HalfOperand{}, state.o[2 * group][nb], a[0], b0, b1);
-          mma(HalfOperand{}, state.o[2 * group + 1][nb], a[1], b0, b1);
+          mma(HalfOperand{}, state_.o[2 * group][nb], a[0], b0, b1);
+          mma(HalfOperand{}, state_.o[2 * group + 1][nb], a[1], b0, b1);
           mma(HalfOperand{}, sum[nb], ones, b0, b1);
         }
       }
 #pragma unroll
       for (int nb = 0; nb < NB; ++nb) {
-        for (int c = 0; c < 2; ++c) state.weights[group][nb][c] += sum[nb][c];
+        for (int c = 0; c < 2; ++c) state_.weights[group][nb][c] += sum[nb][c];
       }
     }
   }
@@ -393,7 +368,7 @@ class AttentionWarp {
         float d[4] = {};
         mma(Bf16Operand{}, d, a, high[nb][0], high[nb][1]);
         mma(Bf16Operand{}, d, a, low[nb][0], low[nb][1]);
-        for (int c = 0; c < 4; ++c) state_[0].o[i][nb][c] = fmaf(d[c], c < 2 ? unit : upper, state_[0].o[i][nb][c]);
+        for (int c = 0; c < 4; ++c) state_.o[i][nb][c] = fmaf(d[c], c < 2 ? unit : upper, state_.o[i][nb][c]);
       }
     }
   }
@@ -449,7 +424,7 @@ class AttentionWarp {
         for (int nb = 0; nb < NB; ++nb) {
           float d[4] = {};
           mma(HalfOperand{}, d, a, weight[nb][0], weight[nb][1]);
-          float(&o)[4] = state_[0].o[2 * i + half][nb];
+          float(&o)[4] = state_.o[2 * i + half][nb];
           for (int c = 0; c < 4; ++c) o[c] = fmaf(d[c], up, o[c]);
         }
       }
@@ -462,15 +437,16 @@ class AttentionWarp {
   uint32_t starts_ = 0;  ///< INT4: [group][head], -7.5 * 2^-24 * sum of the group's queries
   uint32_t q_[Shape::kInt4 || Shape::kE4m3 ? kSteps : 1][NB][2];
   float up_[NB][2];
-  Running<Shape> state_[kSums];
+  Running<Shape> state_;
 };
 
 /// What eight warps published, added in their order: channels c and c + 1 of head h, relative to 2^top.
-template <class Shape, int kHeads = Shape::NB * 8>
+template <class Shape>
 struct WarpsMerged {
   float top = -INFINITY, sum = 0.0f, x = 0.0f, y = 0.0f;
 
   __device__ WarpsMerged(const float* sums, const float* ends, int h, int c) {
+    constexpr int kHeads = Shape::NB * 8;
 #pragma unroll
     for (int w = 0; w < kAttentionWarps; ++w) top = fmaxf(top, ends[(w * kHeads + h) * 2]);
 #pragma unroll

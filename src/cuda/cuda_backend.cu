@@ -228,7 +228,8 @@ class CudaBackend final : public Backend {
     send_step(args, a);
     const size_t B = a.batch, J = a.kv_heads, E = plan.head_dim, H = a.heads, widest = kStepBatchRows;
     a.y = y_rows_.reserve<float>(B * (H + 2 * J) * E, stream_);
-    a.partial = partial_.reserve<float>(attention_partial_bytes(a.batch, a.heads, plan.head_dim, a.splits) / 4, stream_);
+    a.partial =
+        partial_.reserve<float>(attention_partial_bytes(a.batch, a.heads, plan.head_dim, a.splits) / 4, stream_);
     a.arrived = arrived_.reserve<unsigned>(B * J, stream_, true);
     a.rows_x = step_rows_of_[0].reserve<uint8_t>(packed_bytes(widest, a.width), stream_);
     a.rows_a = step_rows_of_[1].reserve<uint8_t>(packed_bytes(widest, H * E), stream_);
@@ -583,8 +584,8 @@ class CudaBackend final : public Backend {
   cudaMemPool_t pool_ = nullptr;
   Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_;
   Mirror batch_, tokens_, rows_, layers_;
-  Scratch handed_over_[kStages], tag_base_, fault_;        ///< of decode_step()
-  Scratch y_rows_, step_rows_of_[3], flags_;               ///< of a batch's
+  Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
+  Scratch y_rows_, step_rows_of_[3], flags_;         ///< of a batch's
   StepFault* fault_seen_ = nullptr;                  ///< in host memory
   int64_t step_layers_ = 0;                          ///< of the step that check_step() has yet to ask about
   LostRow lost_ = LostRow::none;                     ///< of the next step

@@ -16,8 +16,8 @@ namespace fut {
 std::string cuda_obstacle();
 
 /// Throws with cuda_obstacle() where there is no usable card. The environment variable FUT_STEP_ROWS says up to how
-/// many rows decode_step() makes the whole step in one kernel (0: never; by itself 1). The kernel is right up to 8 rows
-/// and refuses more; from 2 rows on, the operations one by one are faster (docs/PERF.md).
+/// many rows decode_step() makes the whole step in one kernel (0: never; by itself 1; 32 at most). From 2 rows on the
+/// operations one by one are faster still (docs/PERF.md).
 std::unique_ptr<Backend> make_cuda_backend();
 
 /// For tests of what becomes of a step whose blocks wait in vain: in the next decode_step() of one row, the last row of

@@ -52,9 +52,9 @@ inline constexpr int kStagedBytes = 64 * 1024;
 /// Whether a launch reads packed rows (gemm_wide.cuh), or row-major ones (gemm_decode.cuh): one row, and up to eight of
 /// SwiGLU, which are slower there (docs/PERF.md: 27 us of llama-3.1-8b's gate_up against 21 to 24).
 ///
-/// Packed rows lie block by block of 256 columns: [ceil(K / 256)][B][256], and in every row's 128 bytes the 16-byte unit
-/// u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice. Behind them, for an INT4
-/// weight, are the start values of its accumulators (weight_tile.cuh): (K / 64, groups, rows padded).
+/// Packed rows lie block by block of 256 columns: [ceil(K / 256)][B][256], and in every row's 128 bytes the 16-byte
+/// unit u at u ^ (b % 8). One copy then brings all rows of a block, and eight rows meet no bank twice. Behind them, for
+/// an INT4 weight, are the start values of its accumulators (weight_tile.cuh): (K / 64, groups, rows padded).
 inline bool gemm_packs(Finish finish, int batch, int64_t cols) {
   return batch > (finish == Finish::swiglu ? 8 : 1) || batch * cols * 2 > kStagedBytes;
 }

@@ -269,7 +269,8 @@ void launch_wide_for(const char* op, const GemmArgs& args, cudaStream_t stream) 
   const auto with_rows = [&]<int W>(std::integral_constant<int, W>) {
     if (args.batch <= 8) return launch_wide<WideShape<Tile, 1, W>>(op, args, stream);
     if (args.batch <= 16) return launch_wide<WideShape<Tile, 2, W>>(op, args, stream);
-    launch_wide<WideShape<Tile, 4, W>>(op, args, stream);
+    launch_wide<WideShape<Tile, 4, (Tile::kGroups == 2 && W > 3 ? 3 : W)>>(op, args,
+                                                                           stream);  // start values: registers
   };
   if constexpr (Tile::kMostRowPairs >= 4) {
     if (wanted > 2) return with_rows(std::integral_constant<int, 4>{});

@@ -3,31 +3,25 @@
 
 namespace fut::cuda {
 
-template <int kGroups, int E, int kRows>
-using Int4Types = StepTypes<Int4Tile<kGroups>, AttentionShape<Dtype::int4, E, 1>, kRows>;
-extern template bool fit_step<Int4Types<1, 128, 1>>(StepArgs&);
-extern template void launch_step<Int4Types<1, 128, 1>>(const StepArgs&, cudaStream_t);
-extern template bool fit_step<Int4Types<1, 64, 1>>(StepArgs&);
-extern template void launch_step<Int4Types<1, 64, 1>>(const StepArgs&, cudaStream_t);
-extern template bool fit_step<Int4Types<2, 128, 1>>(StepArgs&);
-extern template void launch_step<Int4Types<2, 128, 1>>(const StepArgs&, cudaStream_t);
-extern template bool fit_step<Int4Types<2, 64, 1>>(StepArgs&);
-extern template void launch_step<Int4Types<2, 64, 1>>(const StepArgs&, cudaStream_t);
+template <int kGroups, int E>
+using Int4Types = StepTypes<Int4Tile<kGroups>, AttentionShape<Dtype::int4, E, 1>>;
+extern template bool fit_step<Int4Types<1, 128>>(StepArgs&);
+extern template void launch_step<Int4Types<1, 128>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<1, 64>>(StepArgs&);
+extern template void launch_step<Int4Types<1, 64>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<2, 128>>(StepArgs&);
+extern template void launch_step<Int4Types<2, 128>>(const StepArgs&, cudaStream_t);
+extern template bool fit_step<Int4Types<2, 64>>(StepArgs&);
+extern template void launch_step<Int4Types<2, 64>>(const StepArgs&, cudaStream_t);
 
 namespace {
 
 /// Calls use(Types{}) for the plan's kernel; false where there is none.
-template <int kGroups, int E, class Use>
-bool with_rows(const StepPlan& plan, Use use) {
-  (void)plan;
-  use(Int4Types<kGroups, E, 1>{});
-  return true;
-}
 template <int kGroups, class Use>
 bool with_heads(const StepPlan& plan, Use use) {
-  return plan.head_dim == 128  ? with_rows<kGroups, 128>(plan, use)
-         : plan.head_dim == 64 ? with_rows<kGroups, 64>(plan, use)
-                               : false;
+  if (plan.head_dim == 128) return use(Int4Types<kGroups, 128>{}), true;
+  if (plan.head_dim == 64) return use(Int4Types<kGroups, 64>{}), true;
+  return false;
 }
 template <class Use>
 bool with_types(const StepPlan& plan, Use use) {
@@ -58,7 +52,7 @@ const char* name_of(Stage stage) {
 std::string plan_step(StepPlan& plan) {
   StepArgs& a = plan.args;
   const int E = plan.head_dim, H = a.heads, J = a.kv_heads, D = a.width, F = a.feed_forward;
-  if (a.batch > kStepMaxBatch) return cat("a batch of ", a.batch, ", the limit is ", kStepMaxBatch);
+  if (a.batch != 1) return cat("a batch of ", a.batch, ", expected one sequence");
   if (H / J > kStepMaxHeads) return cat(H / J, " query heads a KV head, the limit is ", kStepMaxHeads);
   if (a.rope.rotary_dim != E) return cat("a rotary width of ", a.rope.rotary_dim, " of ", E);
   if (J > multiprocessors()) return cat(J, " KV heads on ", multiprocessors(), " multiprocessors");
@@ -71,17 +65,17 @@ std::string plan_step(StepPlan& plan) {
   bool fits = false;
   if (!with_types(plan, [&]<class Types>(Types) { fits = fit_step<Types>(a); }))
     return cat(name_of(plan.weights), " weights with a ", name_of(plan.kv), " cache and heads of ", E);
-  return fits ? "" : cat("the activations of ", a.batch, " rows leave no room for weights in shared memory");
+  return fits ? "" : "the activations leave no room for weights in shared memory";
 }
 
 void step_words(const StepPlan& plan, size_t (&words)[kStages]) {
   const StepArgs& a = plan.args;
-  const size_t B = a.batch, E = plan.head_dim, H = a.heads;
-  words[static_cast<int>(Stage::x_in)] = words[static_cast<int>(Stage::x_mid)] = B * row_words(a.width, 8);
-  words[static_cast<int>(Stage::y)] = B * (H + 2 * a.kv_heads) * E;
-  words[static_cast<int>(Stage::partial)] = B * H * a.splits * (E + 2);
-  words[static_cast<int>(Stage::a)] = B * row_words(static_cast<int>(H * E), 4);
-  words[static_cast<int>(Stage::h)] = B * row_words(a.feed_forward, 4);
+  const size_t E = plan.head_dim, H = a.heads;
+  words[static_cast<int>(Stage::x_in)] = words[static_cast<int>(Stage::x_mid)] = row_words(a.width, 8);
+  words[static_cast<int>(Stage::y)] = (H + 2 * a.kv_heads) * E;
+  words[static_cast<int>(Stage::partial)] = H * a.splits * (E + 2);
+  words[static_cast<int>(Stage::a)] = row_words(static_cast<int>(H * E), 4);
+  words[static_cast<int>(Stage::h)] = row_words(a.feed_forward, 4);
 }
 
 void decode_step(const StepPlan& plan, cudaStream_t stream) {

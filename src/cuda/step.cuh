@@ -1,4 +1,4 @@
-// MATH       A decode step of a Llama model for up to 8 sequences, embedding to logits, in one kernel: the operations
+// MATH       A decode step of a Llama model for one sequence, embedding to logits, in one kernel: the operations
 // of
 //            cpu_backend.cpp, bit for bit as this backend's own kernels compute them one by one.
 // SHAPES     INT4, E4M3, BF16 weights; INT4 cache; E = 64, 128; at most 8 query heads a KV head; whole rotary width.
@@ -22,8 +22,8 @@ namespace fut::cuda {
 template <class Types>
 class StepRoles {
  public:
-  __device__ StepRoles(const StepArgs& args, const StepUnits<Types>& units, uint8_t* memory, StepBarriers& barriers)
-      : args_(args), units_(units), memory_{args, memory}, barriers_(barriers) {}
+  __device__ StepRoles(const StepArgs& args, const StepOwn<Types>& own, uint8_t* memory, StepBarriers& barriers)
+      : args_(args), own_(own), memory_{args, memory}, barriers_(barriers) {}
 
   __device__ void initialise() {
     for (int i = 0; i < args_.stages; ++i) {
@@ -47,7 +47,7 @@ class StepRoles {
 
   __device__ __forceinline__ void produce() {
     StepProducer<Types> ring(args_, memory_, barriers_);
-    StepPages<Types> pages(args_, units_, ring);
+    StepPages<Types> pages(args_, own_, ring);
     for (int i = 0;; ++i) {
       const int l = i / 4, part = i % 4;
       const bool head = l == args_.layer_count;
@@ -68,7 +68,7 @@ class StepRoles {
       const Stage from = part == 0 ? Stage::x_in : part == 1 ? Stage::a : part == 2 ? Stage::x_mid : Stage::h;
       const uint2* words = part == 0 ? args_.x_in : part == 1 ? args_.a : part == 2 ? args_.x_mid : args_.h;
       if (part == 1) {
-        StepAttend<Types>(c, units_, memory_.layers()[l], l).run();
+        StepAttend<Types>(c, own_, memory_.layers()[l], l).run();
         c.end_stage();
       }
       c.begin_stage();
@@ -100,7 +100,7 @@ class StepRoles {
 
  private:
   const StepArgs& args_;
-  const StepUnits<Types>& units_;
+  const StepOwn<Types>& own_;
   StepMemory<Types> memory_;
   StepBarriers& barriers_;
 };
@@ -109,8 +109,8 @@ template <class Types>
 __global__ void __launch_bounds__(kStepThreads, 1) decode_step_kernel(const __grid_constant__ StepArgs args) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ StepBarriers barriers;
-  __shared__ StepUnits<Types> units;
-  StepRoles<Types> roles(args, units, memory, barriers);
+  __shared__ StepOwn<Types> own;
+  StepRoles<Types> roles(args, own, memory, barriers);
   if (threadIdx.x == 0) {
     Watch::given_up() = 0;
     StepConsumer<Types>::stages_ended() = 0;
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kStepThreads, 1) decode_step_kernel(const __gr
     roles.initialise();
   }
   roles.load_layers();
-  units.locate(args);
-  __syncthreads();  // closes: barriers used before they are initialised, units before they are located
+  own.locate(args);
+  __syncthreads();  // closes: barriers used before they are initialised, its unit before it is located
   if (threadIdx.x < kStepConsumers) {
     roles.consume();
   } else if (threadIdx.x < kStepConsumers + 32) {
@@ -145,10 +145,10 @@ bool fit_step(StepArgs& args) {
     StepShape& s = args.shape[i];
     s.piece = s.col_tiles;
     if (!whole) {  // a piece that leaves most of shared memory to the ring
-      const int most = (64 * 1024 / (args.batch * 128)) / Types::kChunk * Types::kChunk;
+      const int most = 64 * 1024 / 128 / Types::kChunk * Types::kChunk;
       s.piece = s.col_tiles <= most || most == 0 ? s.col_tiles : most;
     }
-    const int bytes = s.piece * (args.batch * 128 + Types::Tile::kGroups * Types::kStartBytes);
+    const int bytes = s.piece * (128 + Types::Tile::kGroups * Types::kStartBytes);
     staged = bytes > staged ? bytes : staged;
   }
   args.staged_bytes = (staged + 127) / 128 * 128;

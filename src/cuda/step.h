@@ -74,9 +74,9 @@ struct StepModel {
   const int8_t* tail_in = nullptr;      // (B)
   int64_t table_width = 0;
   int splits = 1;
-  float* x = nullptr;                      // (B, D) the residual; an element belongs to one thread
-  float* logits = nullptr;                 // (B, V)
-  const uint32_t* tag_base = nullptr;      ///< raised behind the step
+  float* x = nullptr;                  // (B, D) the residual; an element belongs to one thread
+  float* logits = nullptr;             // (B, V)
+  const uint32_t* tag_base = nullptr;  ///< raised behind the step
   StepFault* fault = nullptr;
   StepTrace* trace = nullptr;  // (blocks, 5 L + 1) or null
   unsigned long long* saturated = nullptr;
@@ -84,15 +84,15 @@ struct StepModel {
 };
 
 struct StepArgs : StepModel {
-  // Handed over; all (words), the first index the sequence.
-  uint2* x_in = nullptr;         // (B, row_words(D, 8)) f32, units of fragment_column()
-  uint2* x_mid = nullptr;        // the same
-  uint2* y = nullptr;            // (B, H E + 2 J E) f32
-  uint2* partial = nullptr;      // (B, J, splits, group, E + 2) f32
-  uint2* a = nullptr;            // (B, row_words(H E, 4)) pairs of f16, units
-  uint2* h = nullptr;            // (B, row_words(F, 4))
-  int window = 0;                ///< slots in flight
-  int staged_bytes = 0;          ///< of activations in shared memory
+  // Handed over; words.
+  uint2* x_in = nullptr;     // (row_words(D, 8)) f32, units of fragment_column()
+  uint2* x_mid = nullptr;    // the same
+  uint2* y = nullptr;        // (H E + 2 J E) f32
+  uint2* partial = nullptr;  // (J, splits, group, E + 2) f32
+  uint2* a = nullptr;        // (row_words(H E, 4)) pairs of f16, units
+  uint2* h = nullptr;        // (row_words(F, 4))
+  int window = 0;            ///< slots in flight
+  int staged_bytes = 0;      ///< of activations in shared memory
 };
 
 /// One layer and one step, as the host states them.

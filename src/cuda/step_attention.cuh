@@ -13,29 +13,26 @@
 
 namespace fut::cuda {
 
-/// The block's unit i is unit blockIdx.x + i * gridDim.x of the batch. The same in all layers, so they are located
+/// The block's unit, where it has one: number blockIdx.x of (KV head, split). The same in all layers, so it is located
 /// once, into shared memory: divisions and a position that is in no cache any more cost thousands of cycles.
 template <class Types>
-struct StepUnits {
-  StepUnit<typename Types::Attention> unit[kStepMaxUnits];
-  int count;
+struct StepOwn {
+  StepUnit<typename Types::Attention> unit;
+  bool any;  ///< without items too a unit merges its share
 
   /// All threads of the block; they meet afterwards.
   __device__ void locate(const StepArgs& args) {
-    const int all = args.batch * args.kv_heads * args.splits, grid = gridDim.x, block = blockIdx.x;
-    const int mine = block < all ? (all - block + grid - 1) / grid : 0, i = threadIdx.x;
-    if (i < mine) locate(unit[i], args, block + i * grid);
-    if (i == 0) count = mine;
-  }
-
- private:
-  __device__ static void locate(StepUnit<typename Types::Attention>& unit, const StepArgs& args, int index) {
+    const int index = blockIdx.x;
+    if (threadIdx.x != 0) return;
+    any = false;
+    if (index >= args.kv_heads * args.splits) return;
+    unit.b = 0;
     unit.split = index % args.splits;
-    unit.head = index / args.splits % args.kv_heads;
-    unit.b = index / args.splits / args.kv_heads;
-    unit.slot = static_cast<int>(args.slot[unit.b]);
-    unit.tail_in = args.tail_in[unit.b];
-    unit.piece.locate(args.position[unit.b], args.splits, unit.split);
+    unit.head = index / args.splits;
+    unit.slot = static_cast<int>(args.slot[0]);
+    unit.tail_in = args.tail_in[0];
+    unit.piece.locate(args.position[0], args.splits, unit.split);
+    any = true;
   }
 };
 
@@ -45,13 +42,12 @@ class StepPages {
  public:
   using Shape = typename Types::Attention;
 
-  __device__ StepPages(const StepArgs& args, const StepUnits<Types>& units, StepProducer<Types>& ring)
-      : args_(args), units_(units), ring_(ring) {}
+  __device__ StepPages(const StepArgs& args, const StepOwn<Types>& own, StepProducer<Types>& ring)
+      : args_(args), own_(own), ring_(ring) {}
 
   __device__ void send(const StepLayer& layer) {
-    for (int i = 0; i < units_.count; ++i) {
-      for (int k = 0; k < units_.unit[i].slots(); ++k) send_slot(units_.unit[i], layer, k * kPairs);
-    }
+    if (!own_.any) return;
+    for (int k = 0; k < own_.unit.slots(); ++k) send_slot(own_.unit, layer, k * kPairs);
   }
 
  private:
@@ -66,7 +62,7 @@ class StepPages {
   }
 
   const StepArgs& args_;
-  const StepUnits<Types>& units_;
+  const StepOwn<Types>& own_;
   StepProducer<Types>& ring_;
 };
 
@@ -79,20 +75,18 @@ class StepAttend {
   static constexpr int E = Types::E, kParts = E / 32;
   static_assert(kStepWarps == kAttentionWarps);
 
-  __device__ StepAttend(StepConsumer<Types>& c, const StepUnits<Types>& units, const StepLayer& layer, int index)
-      : c_(c), args_(c.args), units_(units), layer_(layer), index_(index) {
+  __device__ StepAttend(StepConsumer<Types>& c, const StepOwn<Types>& own, const StepLayer& layer, int index)
+      : c_(c), args_(c.args), own_(own), layer_(layer), index_(index) {
     c.begin_stage();
     group_ = args_.heads / args_.kv_heads;
   }
 
   __device__ void run() {
-    if (units_.count == 0) return;
-    for (int i = 0; i < units_.count; ++i) {
-      if (units_.unit[i].piece.items > 0) attend(units_.unit[i]);
-    }
+    if (!own_.any) return;
+    if (own_.unit.piece.items > 0) attend(own_.unit);
     if (c_.traced()) c_.trace().ready = c_.now() - c_.trace().begin;
-    for (int i = 0; i < units_.count; ++i) merge_share(units_.unit[i]);
-    for (int i = 0; i < units_.count; ++i) fill_page(units_.unit[i]);
+    merge_share(own_.unit);
+    fill_page(own_.unit);
   }
 
  private:
@@ -102,7 +96,7 @@ class StepAttend {
             reinterpret_cast<float*>(half_queries + kStepMaxHeads * E), reinterpret_cast<Bf16*>(c_.memory.fresh())};
   }
   __device__ uint2* partial(const Unit& unit, int of_split) const {
-    return args_.partial + int64_t{(unit.b * args_.kv_heads + unit.head) * args_.splits + of_split} * group_ * (E + 2);
+    return args_.partial + int64_t{unit.head * args_.splits + of_split} * group_ * (E + 2);
   }
   __device__ float* merge() const { return reinterpret_cast<float*>(c_.memory.activations()); }
   __device__ void sync() const { named_barrier(kBarrierConsumers, kStepConsumers); }
@@ -111,8 +105,8 @@ class StepAttend {
     const float key_factor = layer_.key_factor[unit.head], value_factor = layer_.value_factor[unit.head];
     c_.wait_drained();  // as in StepMultiply::run(); and merge_warps() overwrites the finishing warps' sums
     let_words_travel();
-    heads().finish(args_, layer_, unit, c_.warp, c_.lane, [&](int head, float (&x)[kParts]) {
-      const uint2* y = args_.y + int64_t{unit.b} * (args_.heads + 2 * args_.kv_heads) * E + head * E + c_.lane;
+    heads().finish(args_, layer_, unit, c_.warp, c_.lane, [&](int head, float(&x)[kParts]) {
+      const uint2* y = args_.y + head * E + c_.lane;
       uint2 words[kParts];
       gather(words, step_tag(c_.base(), index_, Stage::y), c_.watch, args_.fault,
              [&](int part) { return y + 32 * part; });
@@ -124,7 +118,8 @@ class StepAttend {
     if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
     AttentionWarp<Shape> core;
     core.begin_ready(heads().queries, shared_address(heads().half_queries), shared_address(heads().query_factors),
-                     group_, key_factor, value_factor, c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
+                     group_, key_factor, value_factor,
+                     c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
     const AttentionPiece<Shape>& piece = unit.piece;
 #pragma unroll 1
     for (int item = c_.warp / 2, left = unit.slots(); left > 0; --left, item += kPairs) {
@@ -137,7 +132,8 @@ class StepAttend {
   }
 
   __device__ void one_item(AttentionWarp<Shape>& core, const AttentionPiece<Shape>& piece, int item, uint32_t data) {
-    if (!piece.is_page(item) && old_rows(piece, item) < 16) complete_tile<Shape>(data, old_rows(piece, item), shared_address(heads().fresh), c_.lane);
+    if (!piece.is_page(item) && old_rows(piece, item) < 16)
+      complete_tile<Shape>(data, old_rows(piece, item), shared_address(heads().fresh), c_.lane);
     core.attend(piece, item, c_.warp, data);
   }
 
@@ -175,9 +171,8 @@ class StepAttend {
       pair = bf16_pair(x, y);
     }
     const int column = (unit.head * group_ + h) * E + c;
-    publish(args_.a + int64_t{unit.b} * row_words(args_.heads * E, 4) +
-                word_at<4>(unit_of(column), place_in_unit(column) / 2),
-            pair, step_tag(c_.base(), index_, Stage::a));
+    publish(args_.a + word_at<4>(unit_of(column), place_in_unit(column) / 2), pair,
+            step_tag(c_.base(), index_, Stage::a));
   }
 
   /// This unit's share of the merged channels: 32 at a time, gathered by all warps, added up by one.
@@ -238,7 +233,7 @@ class StepAttend {
 
   StepConsumer<Types>& c_;
   const StepArgs& args_;
-  const StepUnits<Types>& units_;
+  const StepOwn<Types>& own_;
   const StepLayer& layer_;
   int index_, group_;
 };

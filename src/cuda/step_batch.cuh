@@ -1,14 +1,16 @@
-// MATH       A decode step of a Llama model for 2 to 32 sequences, embedding to logits, in one kernel: the operations of
+// MATH       A decode step of a Llama model for 2 to 32 sequences, embedding to logits, in one kernel: the operations
+// of
 //            cpu_backend.cpp, bit for bit as this backend's own kernels compute them one by one.
 // SHAPES     INT4 weights in groups of 64 or 128, INT4 cache; E = 64, 128; at most 8 query heads a KV head.
 // SCHEDULE   One block an SM, in clusters of two that share every row tile (step_batch_products.cuh). Roles: a producer
-//            warp streams weights, pages and packed activations through one ring from the first layer to the last; three
-//            warps make the start values of what has come; eight consumer warps multiply and finish. Between stages
-//            blocks wait for counters (BatchFlags), the weights of the next stage on their way meanwhile. A layer:
-//            normalise -> qkv -> y -> attention -> a -> o -> x_mid -> normalise -> gate_up -> h -> down -> x_in.
+//            warp streams weights, pages and packed activations through one ring from the first layer to the last;
+//            three warps make the start values of what has come; eight consumer warps multiply and finish. Between
+//            stages blocks wait for counters (BatchFlags), the weights of the next stage on their way meanwhile. A
+//            layer: normalise -> qkv -> y -> attention -> a -> o -> x_mid -> normalise -> gate_up -> h -> down -> x_in.
 // NUMERICS   gemm_decode.cuh, attention.cuh, cache.cu, rows.cu.
 // ROOFLINE   Weight and page bytes over the read rate, or, from about 16 rows on, products; docs/PERF.md.
-// REFERENCE  Sums of two blocks through distributed shared memory: clusters' st.async, as in CUTLASS's stream-K kernels'
+// REFERENCE  Sums of two blocks through distributed shared memory: clusters' st.async, as in CUTLASS's stream-K
+// kernels'
 //            idea of fixing up tiles that blocks share.
 #pragma once
 
@@ -21,7 +23,6 @@ template <class Types>
 struct BatchShared {
   BatchBarriers barriers;
   BatchPieces<typename Types::Attention> pieces;
-  BatchWay<typename Types::Attention> way[kBatchThreads / 32];
 };
 
 template <class Types>
@@ -56,11 +57,14 @@ class BatchRoles {
     for (int i = 0;; ++i) {
       const int l = i / 4, part = i % 4;
       const bool head = l == args_.layer_count;
-      if (part == 1) send_pieces(args_, shared_.pieces, way(), producer, memory_.layers()[l]);
+      if (part == 1) send_pieces(args_, shared_.pieces, producer, memory_.layers()[l]);
       const int product = head ? static_cast<int>(Product::head) : part;
       const uint8_t* tiles = head ? args_.head.tiles : memory_.layers()[l].matrix[part].tiles;
       const uint8_t* rows = part == 1 ? args_.rows_a : part == 3 ? args_.rows_h : args_.rows_x;
-      const Handed what = part == 0 ? Handed::normed_in : part == 1 ? Handed::a : part == 2 ? Handed::normed_mid : Handed::h;
+      const Handed what = part == 0   ? Handed::normed_in
+                          : part == 1 ? Handed::a
+                          : part == 2 ? Handed::normed_mid
+                                      : Handed::h;
       if (args_.shape[product].rows > 0) producer.product(static_cast<Product>(product), tiles, rows, what, l);
       if (head) break;
     }
@@ -72,8 +76,8 @@ class BatchRoles {
       const int l = i / 4, part = i % 4;
       const bool head = l == args_.layer_count;
       if (part == 1) {
-        for_pieces(shared_.pieces, args_.kv_heads, way(), [&](const StepUnit<Shape>* units, bool two, bool) {
-          for (int k = 0; k < units[0].slots() << two; ++k) starts.skip();
+        for_pieces(shared_.pieces, args_.kv_heads, [&](const StepUnit<Shape>& unit, bool) {
+          for (int k = 0; k < unit.slots(); ++k) starts.skip();
         });
       }
       const int product = head ? static_cast<int>(Product::head) : part;
@@ -89,7 +93,7 @@ class BatchRoles {
       const bool head = l == args_.layer_count;
       if (part == 1) {
         c.begin_stage();
-        BatchAttend<Types>(c, shared_.pieces, way(), l).run();
+        BatchAttend<Types>(c, shared_.pieces, l).run();
         c.end_stage();
       }
       const Product product = head ? Product::head : static_cast<Product>(part);
@@ -97,23 +101,22 @@ class BatchRoles {
       c.begin_stage();
       if (any && part % 2 == 0) BatchNormalise<Types>(c, l, part == 2).run();
       if (any) BatchMultiply<Types>(c, product, l).run();
-      constexpr Handed kAfter[4] = {Handed::y, Handed::x_mid, Handed::h, Handed::x_in};
-      if (!head) c.hand_over(kAfter[part], part == 3 ? l + 1 : l);
+      const Handed after = part == 0 ? Handed::y : part == 1 ? Handed::x_mid : part == 2 ? Handed::h : Handed::x_in;
+      if (!head) c.hand_over(after, part == 3 ? l + 1 : l);
       c.end_stage();
       if (head) break;
     }
   }
 
  private:
-  __device__ BatchWay<Shape>& way() const { return shared_.way[threadIdx.x >> 5]; }
-
   const StepBatchArgs& args_;
   BatchShared<Types>& shared_;
   const BatchMemory<Types> memory_;
 };
 
 template <class Types>
-__global__ void __launch_bounds__(kBatchThreads, 1) decode_step_batch_kernel(const __grid_constant__ StepBatchArgs args) {
+__global__ void __launch_bounds__(kBatchThreads, 1)
+    decode_step_batch_kernel(const __grid_constant__ StepBatchArgs args) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ BatchShared<Types> shared;
   BatchRoles<Types> roles(args, shared, memory);

@@ -19,8 +19,8 @@ struct StepBatchArgs : StepModel {
   uint8_t* rows_x = nullptr;      // packed (gemm_decode.h): normalised residual
   uint8_t* rows_a = nullptr;      // attention's output
   uint8_t* rows_h = nullptr;
-  unsigned* flags = nullptr;      // (L + 1, kHanded) of kFlagWords; zeros, and zeros again behind the step
-  int lost = -1;                  ///< for tests: of this Handed, layer 0 never hears of one block
+  unsigned* flags = nullptr;  // (L + 1, kHanded) of kFlagWords; zeros, and zeros again behind the step
+  int lost = -1;              ///< for tests: of this Handed, layer 0 never hears of one block
 };
 
 struct StepBatchPlan {

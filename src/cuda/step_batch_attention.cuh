@@ -1,7 +1,8 @@
-// Attention in step_batch.cuh, INT4 cache. The pieces of all rows and heads (AttentionCut), in their order, are cut into
-// one run a block of about the same number of pages, so ragged lengths share the work. Pages come through the ring, four
-// items a slot, long before the queries are known. A block finishes a head's queries by itself, once for all of its
-// pieces; the last block to finish a piece of a row and head adds them up, in their order, as attention.cuh does.
+// Attention in step_batch.cuh, INT4 cache. The pieces of all rows and heads (AttentionCut), in their order, are cut
+// into one run a block of about the same number of pages, so ragged lengths share the work. Pages come through the
+// ring, four items a slot, long before the queries are known. A block finishes a head's queries by itself, once for all
+// of its pieces; the last block to finish a piece of a row and head adds them up, in their order, as attention.cuh
+// does.
 #pragma once
 
 #include "cuda/quantise_page.cuh"
@@ -15,7 +16,7 @@ struct BatchPieces {
   struct Row {
     int position, slot, tail_in;
     int length, pieces;  ///< AttentionCut
-    int cost, before;  ///< of a head's pieces, in pages; of all rows before this one
+    int cost, before;    ///< of a head's pieces, in pages; of all rows before this one
   };
   struct Place {
     int b, head, split;
@@ -73,43 +74,38 @@ struct BatchPieces {
   }
 };
 
-/// A warp's way through them. In shared memory, since it is looked at once an item and registers are scarce.
-template <class Shape>
-struct alignas(16) BatchWay {
-  StepUnit<Shape> unit[2];
-  typename BatchPieces<Shape>::Place at;
-};
-
-/// Calls use(units, two, more) for every piece of this block, or for two neighbours at once where both are INT4 pages
-/// alone and equally many; more: the next is of the same row and head. All lanes.
+/// Calls use(unit, more) for every piece of this block; more: what follows is of the same row and head.
 template <class Shape, class Use>
-__device__ __forceinline__ void for_pieces(const BatchPieces<Shape>& pieces, int heads, BatchWay<Shape>& way, Use use) {
-  way.at = pieces.first;
-  __syncwarp();  // closes: read before it is written
-  while (!(way.at == pieces.end)) {
-    const typename BatchPieces<Shape>::Place at = way.at, then = pieces.next(at, heads);
-    const bool two = at.split > 0 && at.split + 2 < pieces.row[at.b].pieces && !(then == pieces.end);
-    const typename BatchPieces<Shape>::Place next = two ? pieces.next(then, heads) : then;
-    pieces.unit(way.unit[0], at);
-    if (two) pieces.unit(way.unit[1], then);
-    __syncwarp();  // closes: read before it is written
-    use(way.unit, two, !(next == pieces.end) && next.split != 0);
-    __syncwarp();  // closes: overwritten while other lanes still read
-    way.at = next;
-    __syncwarp();  // closes: read before it is written
+__device__ __forceinline__ void for_pieces(const BatchPieces<Shape>& pieces, int heads, Use use) {
+  const typename BatchPieces<Shape>::Place end = pieces.end;
+  typename BatchPieces<Shape>::Place at = pieces.first;
+#pragma unroll 1
+  while (!(at == end)) {
+    StepUnit<Shape> unit;
+    pieces.unit(unit, at);
+    const int last = at.b == end.b && at.head == end.head ? end.split : unit.piece.pieces;
+#pragma unroll 1
+    for (;;) {
+      const bool more = unit.split + 1 < last;
+      use(unit, more);
+      if (!more) break;
+      unit.piece.move_to(++unit.split);
+    }
+    if (last < unit.piece.pieces) break;  // the run ends within a head
+    at = pieces.next({at.b, at.head, last - 1}, heads);
   }
 }
 
 /// The producer warp's part: all lanes.
 template <class Types>
-__device__ __forceinline__ void send_pieces(const StepBatchArgs& args, const BatchPieces<typename Types::Attention>& pieces,
-                                            BatchWay<typename Types::Attention>& way, BatchProducer<Types>& producer,
-                                            const StepLayer& layer) {
+__device__ __forceinline__ void send_pieces(const StepBatchArgs& args,
+                                            const BatchPieces<typename Types::Attention>& pieces,
+                                            BatchProducer<Types>& producer, const StepLayer& layer) {
   using Shape = typename Types::Attention;
   const int lane = threadIdx.x & 31;
-  for_pieces(pieces, args.kv_heads, way, [&](const StepUnit<Shape>* units, bool two, bool) {
-    for (int k = 0; k < units[0].slots() << two; ++k) {
-      const StepItems<Shape> items{args, layer, units[two & k], (k >> two) * kPairs};
+  for_pieces(pieces, args.kv_heads, [&](const StepUnit<Shape>& unit, bool) {
+    for (int k = 0; k < unit.slots(); ++k) {
+      const StepItems<Shape> items{args, layer, unit, k * kPairs};
       const uint8_t* page = items.page(lane);
       const uint32_t bytes = items.bytes(), full = producer.acquire();
       if (lane == 0) barrier_expect(full, bytes);
@@ -126,31 +122,29 @@ class BatchAttend {
  public:
   using Shape = typename Types::Attention;
   using Unit = StepUnit<Shape>;
-  using Core = AttentionWarp<Shape, 2>;
+  using Core = AttentionWarp<Shape>;
   static constexpr int E = Types::E, kParts = E / 32;
 
-  __device__ BatchAttend(BatchConsumer<Types>& c, const BatchPieces<Shape>& pieces, BatchWay<Shape>& way, int layer)
-      : c_(c), args_(c.args), pieces_(pieces), way_(way), layer_(c.memory.layers()[layer]), index_(layer) {}
+  __device__ BatchAttend(BatchConsumer<Types>& c, const BatchPieces<Shape>& pieces, int layer)
+      : c_(c), args_(c.args), pieces_(pieces), layer_(c.memory.layers()[layer]), index_(layer) {}
 
   __device__ void run() {
     const int group = args_.heads / args_.kv_heads;
     c_.flags.await(Handed::y, index_);
     Core core;
     int taken = 0;  // pieces of the row and head
-    for_pieces(pieces_, args_.kv_heads, way_, [&](const Unit* units, bool two, bool more) {
-      const Unit& unit = units[0];
+    for_pieces(pieces_, args_.kv_heads, [&](const Unit& unit, bool more) {
       if (taken == 0) {
         begin(core, unit, group);
       } else {
         core.restart();
       }
-      two ? take_two(core, unit) : take(core, unit);
-      merge_warps<0>(core, unit, group);
-      if (two) merge_warps<1>(core, units[1], group);
-      taken += 1 + two;
+      take(core, unit);
+      merge_warps(core, unit, group);
+      ++taken;
       if (more) return;
       merge_pieces(unit, group, taken);
-      if (units[two].appends()) fill_page(unit);
+      if (unit.appends()) fill_page(unit);
       taken = 0;
     });
   }
@@ -173,15 +167,16 @@ class BatchAttend {
     c_.sync();  // closes: queries, and what is merged, overwritten while read
     Unit whole = unit;
     if (ends_here(unit)) whole.split = unit.piece.pieces - 1;
-    heads().finish(args_, layer_, whole, c_.warp, c_.lane, [&](int head, float (&x)[kParts]) {
+    heads().finish(args_, layer_, whole, c_.warp, c_.lane, [&](int head, float(&x)[kParts]) {
       const float* y = args_.y + int64_t{unit.b} * (args_.heads + 2 * args_.kv_heads) * E + head * E + c_.lane;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) x[part] = __ldcg(y + 32 * part);
     });
     c_.sync();  // closes: queries and new rows read before they are written
     c_.has_inputs();
-    core.begin_ready(heads().queries, shared_address(heads().half_queries), shared_address(heads().query_factors), group,
-                     key_factor, value_factor, c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
+    core.begin_ready(heads().queries, shared_address(heads().half_queries), shared_address(heads().query_factors),
+                     group, key_factor, value_factor,
+                     c_.memory.starts() + c_.warp * AttentionWarp<Shape>::kStartFloats);
   }
   __device__ bool ends_here(const Unit& unit) const {
     const auto& end = pieces_.end;
@@ -203,31 +198,15 @@ class BatchAttend {
     }
   }
 
-  /// Two pieces, slot by slot in turn.
-  __device__ void take_two(Core& core, const Unit& unit) {
-#pragma unroll 1
-    for (int left = unit.slots(); left > 0; --left) {
-      const uint32_t offset = c_.warp / 2 * Shape::kSlotBytes;
-      wait_slot();
-      const uint32_t first = c_.ring.at() + offset, empty = c_.ring.empty();
-      c_.ring.advance();
-      wait_slot();
-      core.attend_two(c_.warp, first, c_.ring.at() + offset);
-      __syncwarp();
-      if (c_.lane == 0) barrier_arrive(empty);  // closes: the slot overwritten while still read
-      c_.ring.release();
-    }
-  }
   __device__ void wait_slot() {
     c_.wait_slot(c_.ring.started());
     barrier_wait(c_.ring.full(), c_.ring.parity);
   }
 
   /// The warps' sums of a piece into one: stored where it is the row's only one, else left for merge_pieces().
-  template <int kSum>
   __device__ void merge_warps(Core& core, const Unit& unit, int group) const {
     c_.sync();  // closes: sums of the last piece overwritten while read
-    core.template publish<8, kSum>(c_.warp, group, merge(), ends());
+    core.publish(c_.warp, group, merge(), ends());
     c_.sync();  // closes: sums read before all warps have written theirs
     float* parts = partials(unit, group);
 #pragma unroll 1
@@ -271,8 +250,7 @@ class BatchAttend {
     const float* parts = partials(unit, group);
     float2* all = reinterpret_cast<float2*>(merge());  // [head][piece]: factor and sum
     for (int i = c_.thread(); i < group * pieces; i += kBatchConsumers) {
-      all[i] = __ldcg(
-          reinterpret_cast<const float2*>(parts + (i % pieces * group + i / pieces) * (E + 4) + E));
+      all[i] = __ldcg(reinterpret_cast<const float2*>(parts + (i % pieces * group + i / pieces) * (E + 4) + E));
     }
     c_.sync();  // closes: ends read before they are there
     for (int i = c_.thread(); i < group * E / 4; i += kBatchConsumers) {
@@ -300,13 +278,12 @@ class BatchAttend {
     const float first = x * guard, second = y * guard;
     const int clamped = (fabsf(first) > kHalfMax) + (fabsf(second) > kHalfMax);
     if (args_.saturated && clamped) atomicAdd(args_.saturated, static_cast<unsigned long long>(clamped));
-    *reinterpret_cast<uint32_t*>(args_.rows_a +
-                                 packed_at(args_.batch, unit.b, (unit.head * group + h) * E + c)) =
+    *reinterpret_cast<uint32_t*>(args_.rows_a + packed_at(args_.batch, unit.b, (unit.head * group + h) * E + c)) =
         half_pair(first, second);
   }
 
-  /// The page that this step filled: its tail as codes. Over the mail, which nobody uses until all consumers are through
-  /// with attention.
+  /// The page that this step filled: its tail as codes. Over the mail, which nobody uses until all consumers are
+  /// through with attention.
   __device__ void fill_page(const Unit& unit) const {
     if (unit.piece.position % kKvPageTokens != kKvPageTokens - 1) return;
     const KvPageLayout layout{Dtype::int4, E};
@@ -324,7 +301,6 @@ class BatchAttend {
   BatchConsumer<Types>& c_;
   const StepBatchArgs& args_;
   const BatchPieces<Shape>& pieces_;
-  BatchWay<Shape>& way_;
   const StepLayer& layer_;
   const int index_;
 };

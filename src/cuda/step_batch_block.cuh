@@ -13,7 +13,7 @@ namespace fut::cuda {
 
 inline constexpr int kBatchWarps = 8, kBatchConsumers = kBatchWarps * 32, kBatchStartWarps = 3;
 inline constexpr int kBatchThreads = kBatchConsumers + 32 + kBatchStartWarps * 32;
-inline constexpr int kBatchConsumerRegisters = 224, kBatchOtherRegisters = 56;
+inline constexpr int kBatchConsumerRegisters = 216, kBatchOtherRegisters = 72;
 inline constexpr int kBatchMaxStages = 8, kBatchMaxHeads = 8;  ///< query heads a KV head
 inline constexpr int kOwnClasses = kClasses / 2;               ///< of a block; the other half is its neighbour's
 static_assert(kBatchThreads == 384 && kBatchWarps == kAttentionWarps);
@@ -25,16 +25,13 @@ struct BatchTypes {
   using Tile = Tile_;
   using Attention = Attention_;
   static constexpr int E = Attention::E, NB = kColumnTiles_, kRows = NB * 8;
-#ifndef MOSTW
-#define MOSTW 3
-#endif
   /// The largest W. With four column tiles, more sums than 96 leave the compiler no registers for products that do not
   /// depend on one another, and it waits 24 cycles for each (docs/PERF.md).
-  static constexpr int kMostPairs = NB == 4 ? MOSTW : 4;
+  static constexpr int kMostPairs = NB == 4 ? 3 : 4;
   static_assert(Tile::kGroups == 1 && Attention::NB == 1 && Attention::kInt4);
 
-  static constexpr int kStartBytes = kRows * 4;            ///< of a k-tile
-  static constexpr int kRowBytes = kRows * 128;            ///< of a k-tile, at most
+  static constexpr int kStartBytes = kRows * 4;  ///< of a k-tile
+  static constexpr int kRowBytes = kRows * 128;  ///< of a k-tile, at most
   static constexpr int kSlotLimit = NB == 1 ? 43520 : 53760;
   __host__ __device__ static constexpr int weight_bytes(int W, int T) { return 4 * W * kOwnClasses * T * Tile::kBytes; }
   __host__ __device__ static constexpr int slot_bytes(int W, int T) {
@@ -47,15 +44,19 @@ struct BatchTypes {
     return T;
   }
   __host__ __device__ static constexpr int rows_offset(int W) {
-    return W > 2 ? weight_bytes(kMostPairs, depth(kMostPairs)) : W == 2 ? weight_bytes(2, depth(2)) : weight_bytes(1, depth(1));
+    return W > 2    ? weight_bytes(kMostPairs, depth(kMostPairs))
+           : W == 2 ? weight_bytes(2, depth(2))
+                    : weight_bytes(1, depth(1));
   }
   static constexpr int kItemBytes = kPairs * Attention::kSlotBytes;
   static constexpr int largest(int a, int b) { return a > b ? a : b; }
   static constexpr int kSlotBytes =
-      (largest(kItemBytes, largest(slot_bytes(1, depth(1)), largest(slot_bytes(2, depth(2)), slot_bytes(kMostPairs, depth(kMostPairs))))) +
-       127) / 128 * 128;
+      (largest(kItemBytes, largest(slot_bytes(1, depth(1)),
+                                   largest(slot_bytes(2, depth(2)), slot_bytes(kMostPairs, depth(kMostPairs))))) +
+       127) /
+      128 * 128;
 
-  static constexpr int kMailBytes = kBatchWarps * NB * 512;  ///< sums of a row tile, of every warp
+  static constexpr int kMailBytes = kBatchWarps * NB * 512;          ///< sums of a row tile, of every warp
   static constexpr int kPostFloats2 = 2 * kMostPairs * 2 * NB * 32;  ///< half of the sums of a pass, in pairs
   static constexpr int kPostBytes = kPostFloats2 * 8;
   static constexpr int kExchangeBytes = largest(kMailBytes + 3 * kPostBytes, Attention::kMergeBytes);
@@ -65,9 +66,9 @@ struct BatchTypes {
                                      kBatchWarps * AttentionWarp<Attention>::kStartFloats * 4;
 };
 
-/// Shared memory: ring | sums of warps | this block's share of their sums, and the neighbour's, twice | queries | FP16 queries | new keys and values |
-/// starts | layers. Attention merges over the sums: the neighbour sends none while it does, since it has waited for all
-/// of attention, or is waited for by it.
+/// Shared memory: ring | sums of warps | this block's share of their sums, and the neighbour's, twice | queries | FP16
+/// queries | new keys and values | starts | layers. Attention merges over the sums: the neighbour sends none while it
+/// does, since it has waited for all of attention, or is waited for by it.
 template <class Types>
 struct BatchMemory {
   const StepBatchArgs& args;
@@ -120,9 +121,9 @@ struct BatchRing {
   }
 };
 
-/// How a product is taken: its k-tiles in chunks of T times eight, of which four times T are this block's; its row tiles
-/// (SwiGLU: pairs of a gate tile and its up tile), which this block and its neighbour share, in passes, each cut into two
-/// halves, for warps 0-3 and 4-7, which take at most 2 W row tiles.
+/// How a product is taken: its k-tiles in chunks of T times eight, of which four times T are this block's; its row
+/// tiles (SwiGLU: pairs of a gate tile and its up tile), which this block and its neighbour share, in passes, each cut
+/// into two halves, for warps 0-3 and 4-7, which take at most 2 W row tiles.
 struct BatchLot {
   int W, log_T, col_tiles, chunks, row_units, first, end, passes, each;
   bool pairs;
@@ -138,7 +139,9 @@ struct BatchLot {
     const int cluster = blockIdx.x >> 1;
     BatchLot lot;
     lot.W = args.row_pairs[static_cast<int>(product)];
-    lot.log_T = lot.W > 2 ? log2(Types::depth(Types::kMostPairs)) : lot.W == 2 ? log2(Types::depth(2)) : log2(Types::depth(1));
+    lot.log_T = lot.W > 2    ? log2(Types::depth(Types::kMostPairs))
+                : lot.W == 2 ? log2(Types::depth(2))
+                             : log2(Types::depth(1));
     lot.col_tiles = p.col_tiles;
     lot.chunks = (p.col_tiles + (kClasses << lot.log_T) - 1) >> (lot.log_T + 3);
     lot.pairs = product == Product::gate_up;

@@ -70,7 +70,8 @@ class BatchProducer {
     if (lane < 1 << lot.log_T && has_rows(lot, eighth)) {
       const uint32_t bytes = args_.batch * kGemmPackedColumns * 2;
       const int block = lot.own(eighth) > 0 ? 2 * eighth + BatchLot::rank() : 0;
-      bulk_copy(late.at() + Types::rows_offset(lot.W) + lane * bytes, rows + int64_t{block} * bytes, bytes, late.full());
+      bulk_copy(late.at() + Types::rows_offset(lot.W) + lane * bytes, rows + int64_t{block} * bytes, bytes,
+                late.full());
     }
     late.advance();
   }
@@ -102,8 +103,8 @@ class BatchStarts {
            at += kBatchStartWarps * 32) {
         const int n = at % Types::kRows, tile = at / Types::kRows;
         if (n >= args_.batch) continue;
-        const uint32_t row = rows + (tile / kOwnClasses * args_.batch + n) * kGemmPackedColumns * 2 +
-                             tile % kOwnClasses * 128;
+        const uint32_t row =
+            rows + (tile / kOwnClasses * args_.batch + n) * kGemmPackedColumns * 2 + tile % kOwnClasses * 128;
         store_shared_4(starts + at * 4, bits_of(start_of(row, n & 7)));
       }
       arrive();
@@ -161,11 +162,7 @@ struct BatchConsumer {
   int warp, lane;
 
   __device__ BatchConsumer(const StepBatchArgs& step, const BatchMemory<Types>& map, BatchBarriers& barriers)
-      : args(step),
-        memory(map),
-        ring(map, barriers),
-        flags{step, {}},
-        post_barriers(shared_address(barriers.post)) {
+      : args(step), memory(map), ring(map, barriers), flags{step, {}}, post_barriers(shared_address(barriers.post)) {
     warp = threadIdx.x >> 5;
     lane = threadIdx.x & 31;
   }
@@ -469,8 +466,8 @@ class BatchNormalise {
   __device__ static void load(float2 (&v)[4], const float* x, int u, int units) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      v[i] = u < units ? __ldcg(reinterpret_cast<const float2*>(x + fragment_column(u) + 8 * i))
-                       : make_float2(0.0f, 0.0f);
+      v[i] =
+          u < units ? __ldcg(reinterpret_cast<const float2*>(x + fragment_column(u) + 8 * i)) : make_float2(0.0f, 0.0f);
     }
   }
   __device__ static void add(float& sum, const float2 (&v)[4]) {

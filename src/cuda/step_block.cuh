@@ -12,20 +12,16 @@ namespace fut::cuda {
 inline constexpr int kStepWarps = 8, kStepConsumers = kStepWarps * 32;
 inline constexpr int kStepFinishWarps = 3, kStepFinishThreads = kStepFinishWarps * 32;
 inline constexpr int kStepThreads = kStepConsumers + 32 + kStepFinishThreads;
-inline constexpr int kStepMaxStages = 12, kStepMaxBatch = 8, kStepMaxHeads = 8;  ///< query heads a KV head
-inline constexpr int kStepMaxUnits = kStepMaxBatch;                              ///< of attention, of a block
-inline constexpr int kStepRowTiles = 2;                                          ///< at a time, at most
+inline constexpr int kStepMaxStages = 12, kStepMaxHeads = 8;  ///< query heads a KV head
+inline constexpr int kStepRowTiles = 2;                       ///< at a time, at most
 inline constexpr int kSumsFloats = kStepWarps * kStepRowTiles * 128, kSumsBytes = 2 * kSumsFloats * 4;
 enum NamedBarrier { kBarrierConsumers = 1 };
 
-/// kRows: of the batch where the kernel is made for one row alone, else 0.
-template <class Tile_, class Attention_, int kRows>
+template <class Tile_, class Attention_>
 struct StepTypes {
   using Tile = Tile_;
   using Attention = Attention_;
-  static constexpr int kMostRows = kRows > 0 ? kRows : kStepMaxBatch;
-  __device__ static int rows(const StepArgs& args) { return kRows > 0 ? kRows : args.batch; }
-  static constexpr int kStartBytes = kMostRows == 1 ? 4 : 32;  ///< of a group's start values
+  static constexpr int kStartBytes = 4;  ///< of a group's start value
   static constexpr int E = Attention::E;
   /// k-tiles of a chunk, a multiple of kClasses.
   static constexpr int kChunk = Tile::kChunkTiles / kStepRowTiles;

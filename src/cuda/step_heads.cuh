@@ -69,10 +69,10 @@ __device__ inline void rotate_channels(float (&x)[E / 32], int lane) {
 template <class Shape>
 struct StepHeads {
   static constexpr int E = Shape::E, kParts = E / 32;
-  Bf16* queries;        // (group, E)
-  Half* half_queries;   // (group, E), and a factor each
+  Bf16* queries;       // (group, E)
+  Half* half_queries;  // (group, E), and a factor each
   float* query_factors;
-  Bf16* fresh;          // new key and value (2, E)
+  Bf16* fresh;  // new key and value (2, E)
 
   /// Queries 0 .. group - 1 of the unit, then, where it appends, the new key and the new value, which also go to tail
   /// and sinks. load(head, x): channels lane + 32 part of a head of the product, heads numbered queries, keys, values.
@@ -170,8 +170,8 @@ __device__ inline void complete_tile(uint32_t data, int old, uint32_t fresh, int
   __syncwarp();  // closes: rows read before they are written
 }
 
-/// Items first .. first + kPairs - 1 of a unit into a slot whose barrier expects them; all lanes of a warp. slot_bytes():
-/// what they are.
+/// Items first .. first + kPairs - 1 of a unit into a slot whose barrier expects them; all lanes of a warp.
+/// slot_bytes(): what they are.
 template <class Shape>
 struct StepItems {
   const StepModel& args;
@@ -188,9 +188,8 @@ struct StepItems {
   }
   /// Before the slot is free: a page's id comes from far.
   __device__ const uint8_t* page(int lane) const {
-    return lane < count() && unit.piece.is_page(first + lane)
-               ? unit.page(args, layer, unit.piece.page(first + lane))
-               : nullptr;
+    return lane < count() && unit.piece.is_page(first + lane) ? unit.page(args, layer, unit.piece.page(first + lane))
+                                                              : nullptr;
   }
   __device__ void send(const uint8_t* page, uint32_t data, uint32_t full, int lane) const {
     if (page) bulk_copy_once(data + lane * Shape::kSlotBytes, page, Shape::kPageBytes, full);

@@ -3,10 +3,9 @@
 
 namespace fut::cuda {
 
-template bool fit_step<StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 128, 1>, 1>>(StepArgs&);
-template bool fit_step<StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 64, 1>, 1>>(StepArgs&);
-template void launch_step<StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 128, 1>, 1>>(const StepArgs&,
-                                                                                          cudaStream_t);
-template void launch_step<StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 64, 1>, 1>>(const StepArgs&, cudaStream_t);
+template bool fit_step<StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 128, 1>>>(StepArgs&);
+template void launch_step<StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 128, 1>>>(const StepArgs&, cudaStream_t);
+template bool fit_step<StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 64, 1>>>(StepArgs&);
+template void launch_step<StepTypes<Int4Tile<1>, AttentionShape<Dtype::int4, 64, 1>>>(const StepArgs&, cudaStream_t);
 
 }  // namespace fut::cuda

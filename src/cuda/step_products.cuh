@@ -109,7 +109,6 @@ struct StepConsumer {
     return tag;
   }
   __device__ int thread() const { return warp * 32 + lane; }
-  __device__ int rows() const { return Types::rows(args); }
   __device__ void wait_slot() {
     const uint32_t from = args.trace ? now() : 0;  // the clock is slow to read
     barrier_wait(full + 8 * cursor.slot, cursor.parity);
@@ -138,10 +137,10 @@ class StepMultiply {
 
   __device__ StepMultiply(StepConsumer<Types>& c, const StepShape& shape) : c_(c), p_(shape) {
     fragments_ = shared_address(c.memory.activations());
-    starts_ = fragments_ + c.args.batch * p_.piece * 128;
+    starts_ = fragments_ + p_.piece * 128;
   }
 
-  /// words: x (B, D) to be normalised, all of K at once; or a (B, K / 2) as it is, piece by piece where shared memory
+  /// words: x (D) to be normalised, all of K at once; or a (K / 2) as it is, piece by piece where shared memory
   /// does not hold all of K.
   __device__ void run(const uint2* words, uint32_t tag, bool normalise, bool swiglu, const float* input_scale) {
     const StepLot lot(p_, swiglu);
@@ -154,10 +153,10 @@ class StepMultiply {
         if (p_.piece < p_.col_tiles || at == lot.first) {
           if (normalise) {
             stage_normalised(words, tag, input_scale);
-          } else if (tiles * 8 * c_.rows() <= 2 * kStepConsumers) {
+          } else if (tiles * 8 <= 2 * kStepConsumers) {
             stage_rounded<2>(words, tag, first, tiles);
           } else {
-            stage_rounded<Types::kMostRows == 1 ? 8 : 4>(words, tag, first, tiles);
+            stage_rounded<8>(words, tag, first, tiles);
           }
           if (c_.traced()) c_.trace().gathered = c_.now() - c_.trace().begin;
           named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments read before all are there
@@ -171,52 +170,46 @@ class StepMultiply {
 
  private:
   /// All lanes of a warp, eight in a row the units of a k-tile; stored where `real`.
-  __device__ void store_fragment(int unit, int n, bool real, const uint32_t (&pair)[4]) const {
+  __device__ void store_fragment(int unit, bool real, const uint32_t (&pair)[4]) const {
     float start = 0.0f;
     if constexpr (Tile::kGroups > 0) start = Tile::start_value(pair);
     if (!real) return;
-    store_shared_16(fragments_ + ((unit >> 2) * c_.rows() + n) * 64 + (unit & 3) * 16, pair);
+    store_shared_16(fragments_ + unit * 16, pair);
     if constexpr (Tile::kGroups > 0) {
-      if (Tile::begins_group(unit))
-        store_shared_4(starts_ + Tile::group_of(unit) * Types::kStartBytes + n * 4, bits_of(start));
+      if (Tile::begins_group(unit)) store_shared_4(starts_ + Tile::group_of(unit) * Types::kStartBytes, bits_of(start));
     }
   }
 
   /// kAtOnce units a thread are under way together.
   template <int kAtOnce>
   __device__ void stage_rounded(const uint2* a, uint32_t tag, int first, int tiles) const {
-    const int units = tiles * 8, B = c_.rows(), total = units * B;
+    const int units = tiles * 8;
 #pragma unroll 1
-    for (int begin = 0; begin < total; begin += kAtOnce * kStepConsumers) {
+    for (int begin = 0; begin < units; begin += kAtOnce * kStepConsumers) {
       const int at = begin + c_.thread();
       uint4 words[2 * kAtOnce];
-      const auto real = [&](int i) { return at + i * kStepConsumers < total; };
-      const auto row = [&](int i) { return B == 1 ? 0 : (at + i * kStepConsumers) / units; };
-      const uint2* mine = a + word_at<4>(first * 8 + at, 0);  // B = 1: the others of a thread are whole warps away
+      const auto real = [&](int i) { return at + i * kStepConsumers < units; };
+      const uint2* mine = a + word_at<4>(first * 8 + at, 0);  // the others of a thread are whole warps away
       gather(
           words, tag, c_.watch, c_.args.fault,
-          [&](int i) {
-            if (B == 1) return mine + word_at<4>(i / 2 * kStepConsumers, i % 2 * 2);
-            const int n = row(i / 2), u = first * 8 + at + i / 2 * kStepConsumers - n * units;
-            return a + int64_t{n} * row_words(p_.cols, 4) + word_at<4>(u, i % 2 * 2);
-          },
+          [&](int i) { return mine + word_at<4>(i / 2 * kStepConsumers, i % 2 * 2); },
           [&](int i) { return real(i / 2); });
       if (begin == 0) named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments overwritten while read
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const uint32_t pair[4] = {words[2 * i].x, words[2 * i].z, words[2 * i + 1].x, words[2 * i + 1].z};
-        store_fragment(at + i * kStepConsumers - row(i) * units, row(i), real(i), pair);
+        store_fragment(at + i * kStepConsumers, real(i), pair);
       }
     }
   }
 
-  /// Two virtual threads of gemm_decode.cuh's 512 live in one here; their sums stay apart. A row is read again for its
-  /// norm, unless it is the only one and fits registers.
+  /// Two virtual threads of gemm_decode.cuh's 512 live in one here; their sums stay apart. A row that does not fit
+  /// registers is read again for its norm.
   __device__ void stage_normalised(const uint2* x, uint32_t tag, const float* input_scale) const {
     constexpr int kKept = 2;
     const int units = p_.cols / 8, tid = c_.thread();
-    if (c_.rows() == 1 && units <= kKept * kStepConsumers) {
-      float sum[2] = {};
+    float sum[2] = {};
+    if (units <= kKept * kStepConsumers) {
       float2 scale[kKept][4];  // before the wait: it comes from far
 #pragma unroll
       for (int i = 0; i < kKept; ++i) load_scale(scale[i], input_scale, min(tid + i * kStepConsumers, units - 1));
@@ -230,54 +223,50 @@ class StepMultiply {
       for (int i = 0; i < kKept; ++i) {
         if (tid + i * kStepConsumers < units) add_unit(sum[i & 1], words + 4 * i);
       }
-      const float inverse = inverse_rms(sum, 0);  // its barrier closes: fragments overwritten while read
+      const float inverse = inverse_rms(sum);  // its barrier closes: fragments overwritten while read
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        store_unit(tid + i * kStepConsumers, 0, words + 4 * i, inverse, scale[i]);
+        store_unit(tid + i * kStepConsumers, words + 4 * i, inverse, scale[i]);
       }
       return;
     }
     named_barrier(kBarrierConsumers, kStepConsumers);  // closes: fragments overwritten while read
-    for (int n = 0; n < c_.rows(); ++n) {
-      float sum[2] = {};
-      uint4 words[4];
-      for (int u = tid; u < units; u += 2 * kStepConsumers) {
-        read_unit(words, x, n, u, tag);
-        add_unit(sum[0], words);
-        if (u + kStepConsumers >= units) break;
-        read_unit(words, x, n, u + kStepConsumers, tag);
-        add_unit(sum[1], words);
-      }
-      const float inverse = inverse_rms(sum, n);
-      for (int first = tid - c_.lane; first < units; first += kStepConsumers) {
-        const int u = first + c_.lane, there = min(u, units - 1);
-        float2 scale[4];
-        load_scale(scale, input_scale, there);
-        read_unit(words, x, n, there, tag);
-        store_unit(u, n, words, inverse, scale);
-      }
+    uint4 words[4];
+    for (int u = tid; u < units; u += 2 * kStepConsumers) {
+      read_unit(words, x, u, tag);
+      add_unit(sum[0], words);
+      if (u + kStepConsumers >= units) break;
+      read_unit(words, x, u + kStepConsumers, tag);
+      add_unit(sum[1], words);
+    }
+    const float inverse = inverse_rms(sum);
+    for (int first = tid - c_.lane; first < units; first += kStepConsumers) {
+      const int u = first + c_.lane, there = min(u, units - 1);
+      float2 scale[4];
+      load_scale(scale, input_scale, there);
+      read_unit(words, x, there, tag);
+      store_unit(u, words, inverse, scale);
     }
   }
 
-  __device__ float inverse_rms(float (&sum)[2], int n) const {
-    __shared__ float partial[2][2 * kStepWarps];
+  __device__ float inverse_rms(float (&sum)[2]) const {
+    __shared__ float partial[2 * kStepWarps];
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
       sum[0] += __shfl_xor_sync(~0u, sum[0], step);
       sum[1] += __shfl_xor_sync(~0u, sum[1], step);
     }
-    if (c_.lane == 0) partial[n & 1][c_.warp] = sum[0], partial[n & 1][c_.warp + kStepWarps] = sum[1];
-    named_barrier(kBarrierConsumers, kStepConsumers);  // closes: partial read before it is whole; two, so that it is
-                                                       // read before the next row but one overwrites it
+    if (c_.lane == 0) partial[c_.warp] = sum[0], partial[c_.warp + kStepWarps] = sum[1];
+    named_barrier(kBarrierConsumers, kStepConsumers);  // closes: partial read before it is whole; the next row's comes
+                                                       // after other barriers
     float total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < 2 * kStepWarps; ++w) total += partial[n & 1][w];
+    for (int w = 0; w < 2 * kStepWarps; ++w) total += partial[w];
     return inverse_rms_of(total, p_.cols, c_.args.eps);
   }
 
-  __device__ void read_unit(uint4 (&words)[4], const uint2* x, int n, int u, uint32_t tag) const {
-    gather(words, tag, c_.watch, c_.args.fault,
-           [&](int i) { return x + int64_t{n} * row_words(p_.cols, 8) + word_at<8>(u, i * 2); });
+  __device__ void read_unit(uint4 (&words)[4], const uint2* x, int u, uint32_t tag) const {
+    gather(words, tag, c_.watch, c_.args.fault, [&](int i) { return x + word_at<8>(u, i * 2); });
   }
   __device__ static void add_unit(float& sum, const uint4* words) {
 #pragma unroll
@@ -287,23 +276,20 @@ class StepMultiply {
 #pragma unroll
     for (int i = 0; i < 4; ++i) scale[i] = input_scale_of(input_scale, fragment_column(u) + 8 * i);
   }
-  __device__ void store_unit(int u, int n, const uint4* words, float inverse, const float2 (&scale)[4]) const {
+  __device__ void store_unit(int u, const uint4* words, float inverse, const float2 (&scale)[4]) const {
     uint32_t pair[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       pair[i] =
           Tile::round_pair(float_of(words[i].x) * inverse * scale[i].x, float_of(words[i].z) * inverse * scale[i].y);
     }
-    store_fragment(u, n, u < p_.cols / 8, pair);
+    store_fragment(u, u < p_.cols / 8, pair);
   }
 
-  /// This lane's fragments of k-tile j.
-  __device__ uint32_t fragment_address(int j) const {
-    const int n = min(c_.lane >> 2, c_.rows() - 1);
-    return fragments_ + (j * 2 * c_.rows() + n) * 64 + (c_.lane & 3) * 16;
-  }
+  /// This lane's fragments of k-tile j: of the only column, whatever the lane's is.
+  __device__ uint32_t fragment_address(int j) const { return fragments_ + j * 128 + (c_.lane & 3) * 16; }
   __device__ void load_fragments(uint32_t (&b)[8], uint32_t at) const {
-    const uint4 low = load_shared_16(at), high = load_shared_16(at + c_.rows() * 64);
+    const uint4 low = load_shared_16(at), high = load_shared_16(at + 64);
     b[0] = low.x, b[1] = low.y, b[2] = low.z, b[3] = low.w;
     b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
   }
@@ -315,10 +301,10 @@ class StepMultiply {
       c_.wait_slot();
       const uint32_t stage = c_.slot_data();
       if (at + kChunk <= tiles) {
-        const uint32_t pitch = kStepWarps * 128 * c_.rows();
         uint32_t fragments = fragment_address(at + c_.warp);
 #pragma unroll
-        for (int i = 0; i < T; ++i, fragments += pitch) tile(acc, stage, at, c_.warp + i * kStepWarps, fragments);
+        for (int i = 0; i < T; ++i, fragments += kStepWarps * 128)
+          tile(acc, stage, at, c_.warp + i * kStepWarps, fragments);
       } else {
 #pragma unroll 1
         for (int t = c_.warp; at + t < tiles; t += kStepWarps) tile(acc, stage, at, t, fragment_address(at + t));
@@ -338,7 +324,7 @@ class StepMultiply {
     load_fragments(b[0], fragments);
     typename Tile::Start start[1];
     const uint32_t starts = starts_ + (at + t) * Tile::kGroups * Types::kStartBytes;
-    Types::kMostRows == 1 ? Tile::load_lone_start(start[0], starts) : Tile::load_start(start[0], starts, c_.lane & 3);
+    Tile::load_lone_start(start[0], starts);
 #pragma unroll
     for (int r = 0; r < R; ++r) Tile::multiply(reinterpret_cast<float(&)[1][4]>(acc[r]), words[r], b, start);
   }
@@ -379,57 +365,41 @@ class StepFinish {
     const StepShape& p = args_.shape[static_cast<int>(Product::o)];
     const Bf16* table = static_cast<const Bf16*>(args_.embedding.data);
     const StepLot lot(p, false);
+    if (thread_ >= 32) return;
     for (int at = lot.first; at < lot.end; at += lot.stride()) {
-      for (int i = thread_; i < 32 * Types::rows(args_); i += kStepFinishThreads) {
-        const int n = i / 32, r = i % 32 / 16, row = lot.row_tile(p, at, r) * 16 + i % 16;
-        if (!lot.real(at, r) || row >= p.rows) continue;
-        const float x = to_f32(bf16_tile_element(table, args_.embedding.cols, args_.tokens[n], row));
-        args_.x[int64_t{n} * p.rows + row] = x;
-        publish_residual(args_.x_in, n, row, x, tag);
-      }
+      const int r = thread_ / 16, row = lot.row_tile(p, at, r) * 16 + thread_ % 16;
+      if (!lot.real(at, r) || row >= p.rows) continue;
+      const float x = to_f32(bf16_tile_element(table, args_.embedding.cols, args_.tokens[0], row));
+      args_.x[row] = x;
+      publish_residual(args_.x_in, row, x, tag);
     }
   }
 
-  /// Every sum of a product: a thread takes row i % 32 (SwiGLU: 16) of what is taken, for sequence i / 32 (16).
+  /// Every sum of a product: thread i of the first warp takes row i (SwiGLU: of the first half warp) of what is taken.
   __device__ void product(Product product, const StepMatrix& matrix, float scale, float swiglu_scale, uint2* to,
                           uint32_t tag) {
-    constexpr int kMost = (32 * Types::kMostRows + kStepFinishThreads - 1) / kStepFinishThreads;
     const StepShape& p = args_.shape[static_cast<int>(product)];
     const bool pairs = product == Product::gate_up, adds = product == Product::o || product == Product::down;
-    const int log_rows = pairs ? 4 : 5, count = Types::rows(args_) << log_rows;
     const StepLot lot(p, pairs);
     for (int at = lot.first; at < lot.end; at += lot.stride(), ++turn_) {
-      const auto tile_of = [&](int i) { return pairs ? 0 : i >> 4 & 1; };
-      const auto row_of = [&](int i) { return lot.row_tile(p, at, tile_of(i)) * 16 + i % 16; };
-      const auto valid = [&](int i) { return i < count && lot.real(at, tile_of(i)) && row_of(i) < p.rows; };
-      float before[kMost];
-#pragma unroll
-      for (int turn = 0; turn < kMost; ++turn) {  // while the sums are still to come
-        const int i = thread_ + turn * kStepFinishThreads;
-        before[turn] = adds && valid(i) ? args_.x[int64_t{i >> log_rows} * p.rows + row_of(i)] : 0.0f;
-      }
+      const int r = pairs ? 0 : thread_ >> 4 & 1, row = lot.row_tile(p, at, r) * 16 + thread_ % 16;
+      const bool mine = thread_ < (pairs ? 16 : 32) && lot.real(at, r) && row < p.rows;
+      const float before = adds && mine ? args_.x[row] : 0.0f;  // while the sums are still to come
       const uint32_t buffer = turn_ & 1;
       barrier_wait(summed_ + 8 * buffer, turn_ >> 1 & 1);
       const float* sums = sums_ + buffer * kSumsFloats;
-#pragma unroll
-      for (int turn = 0; turn < kMost; ++turn) {
-        const int i = thread_ + turn * kStepFinishThreads;
-        if ((i & ~31) >= count) break;
-        const int n = min(i >> log_rows, Types::rows(args_) - 1), row = row_of(i);
-        const bool mine = valid(i);
-        const float y = value(sums, matrix.scale, scale, tile_of(i), i % 16, n, mine ? row : 0);
+      if (thread_ < 32) {
+        const float y = value(sums, matrix.scale, scale, r, mine ? row : 0);
         if (pairs) {
-          const float up = value(sums, matrix.scale, scale, 1, i % 16, n, mine ? row + p.rows / 2 : 0);
-          swiglu(y, up, swiglu_scale, n, row, mine, p.rows / 2, to, tag);
-        } else if (!mine) {
-          continue;
-        } else if (product == Product::qkv) {
-          publish(to + int64_t{n} * p.rows + row, bits_of(y), tag);
-        } else if (adds) {
-          publish_residual(to, n, row, before[turn] + y, tag);
-          args_.x[int64_t{n} * p.rows + row] = before[turn] + y;
-        } else {
-          args_.logits[int64_t{n} * p.rows + row] = y;
+          const float up = value(sums, matrix.scale, scale, 1, mine ? row + p.rows / 2 : 0);
+          swiglu(y, up, swiglu_scale, row, mine, to, tag);
+        } else if (mine && product == Product::qkv) {
+          publish(to + row, bits_of(y), tag);
+        } else if (mine && adds) {
+          publish_residual(to, row, before + y, tag);
+          args_.x[row] = before + y;
+        } else if (mine) {
+          args_.logits[row] = y;
         }
       }
       __syncwarp();
@@ -438,10 +408,10 @@ class StepFinish {
   }
 
  private:
-  __device__ float value(const float* sums, const float* row_scale, float scale, int r, int in_tile, int n,
-                         int row) const {
+  /// Row thread_ % 16 of row tile r, whose only column is the first.
+  __device__ float value(const float* sums, const float* row_scale, float scale, int r, int row) const {
     constexpr int R = kStepRowTiles;
-    const int lane = (in_tile & 7) * 4 + n / 2, part = (in_tile >> 3) * 2 + (n & 1);
+    const int in_tile = thread_ % 16, lane = (in_tile & 7) * 4, part = (in_tile >> 3) * 2;
     static_assert(kStepWarps == kClasses);
     float classes[kClasses];
 #pragma unroll
@@ -451,13 +421,11 @@ class StepFinish {
     return sum;
   }
 
-  __device__ void publish_residual(uint2* to, int n, int row, float x, uint32_t tag) const {
-    publish(to + int64_t{n} * row_words(args_.width, 8) + word_at<8>(unit_of(row), place_in_unit(row)), bits_of(x),
-            tag);
+  __device__ static void publish_residual(uint2* to, int row, float x, uint32_t tag) {
+    publish(to + word_at<8>(unit_of(row), place_in_unit(row)), bits_of(x), tag);
   }
 
-  __device__ void swiglu(float gate, float up, float scale, int n, int row, bool valid, int width, uint2* to,
-                         uint32_t tag) const {
+  __device__ void swiglu(float gate, float up, float scale, int row, bool valid, uint2* to, uint32_t tag) const {
     const float h = swiglu_of(gate, up), scaled = h * __frcp_rn(scale);
     uint32_t bits;
     if constexpr (Tile::kHalfOperand) {
@@ -467,9 +435,7 @@ class StepFinish {
       bits = to_bf16(h).bits;
     }
     const uint32_t next = __shfl_down_sync(~0u, bits, 1);
-    if (valid && row % 2 == 0)
-      publish(to + int64_t{n} * row_words(width, 4) + word_at<4>(unit_of(row), place_in_unit(row) / 2),
-              bits | next << 16, tag);
+    if (valid && row % 2 == 0) publish(to + word_at<4>(unit_of(row), place_in_unit(row) / 2), bits | next << 16, tag);
   }
 
   const StepArgs& args_;

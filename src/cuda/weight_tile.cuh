@@ -28,8 +28,8 @@ __device__ inline Half half_saturated(float x) { return {static_cast<uint16_t>(h
 __device__ inline uint32_t bf16_pair(float x, float y) { return to_bf16(x).bits | uint32_t{to_bf16(y).bits} << 16; }
 
 // How a product over K is summed, whatever kernel makes it and however large the batch is: k-tile j belongs to class
-// j % 8, a class is summed in the order of k, and the classes are added by pairs of neighbours. So warps, or blocks, may
-// share the classes of a row in any aligned way and give the same bits.
+// j % 8, a class is summed in the order of k, and the classes are added by pairs of neighbours. So warps, or blocks,
+// may share the classes of a row in any aligned way and give the same bits.
 inline constexpr int kClasses = 8;
 
 /// ((c0 + c1) + (c2 + c3)) + ..
@@ -145,8 +145,8 @@ struct Int4Tile {
   __device__ static bool begins_group(int u) { return u % (8 / kGroups) == 0; }
   __device__ static int group_of(int u) { return u / (8 / kGroups); }
 
-  /// One weight tile and kColumns column tiles, their products in turn: a chain of dependent products alone would wait 24
-  /// cycles for every one of them.
+  /// One weight tile and kColumns column tiles, their products in turn: a chain of dependent products alone would wait
+  /// 24 cycles for every one of them.
   template <int kColumns>
   __device__ static void multiply(float (&acc)[kColumns][4], const Words& w, const uint32_t (&b)[kColumns][8],
                                   const Start (&start)[kColumns]) {

@@ -18,11 +18,6 @@ std::string without_kernel(const LlamaConfig& c, const std::vector<Dtype>& forma
   if (c.head_dim != 64 && c.head_dim != 128) return cat("heads are ", c.head_dim, " wide, it knows 64 and 128");
   if (c.heads > 16 * c.kv_heads)
     return cat(c.heads, " heads share ", c.kv_heads, " KV heads, the limit is 16 query heads each");
-  if (c.qkv_bias || c.o_bias || c.mlp_bias)
-    return cat("its products know no biases (", c.architecture, " here has them)");
-  if (c.head_norm) return cat("it knows no norm over the heads of q and k (", c.architecture, " has it)");
-  if (c.rotary_dim != c.head_dim)
-    return cat("RoPE turns ", c.rotary_dim, " of ", c.head_dim, " channels, it knows all of them");
   for (const auto& [what, size] : {std::pair{"width", c.width}, std::pair{"feed-forward width", c.feed_forward}}) {
     if (size % 64 != 0) return cat("the ", what, " is ", size, ", no multiple of 64");
   }
