@@ -637,12 +637,15 @@ TEST(Interrupt, PerplexityLeavesNoHalfWrittenBase) {
   TempFolder folder;
   folder.write("text", std::string(3'000'000, 'a'));
   const std::string base = folder.path() + "/base";
-  Process process({"perplexity", model(), folder.path() + "/text", "--mode", "decode", "--kl-base", base});
-  while (!std::filesystem::exists(base + ".partial")) usleep(1000);
-  process.interrupt();
-  EXPECT_EQ(process.finish().code, 130);
-  EXPECT_FALSE(std::filesystem::exists(base));
-  EXPECT_FALSE(std::filesystem::exists(base + ".partial"));
+  const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+  for (const int signal : signals) {
+    Process process({"perplexity", model(), folder.path() + "/text", "--mode", "decode", "--kl-base", base});
+    while (!std::filesystem::exists(base + ".partial")) usleep(1000);
+    process.interrupt(signal);
+    EXPECT_EQ(process.finish().code, 128 + signal);
+    EXPECT_FALSE(std::filesystem::exists(base));
+    EXPECT_FALSE(std::filesystem::exists(base + ".partial")) << signal;
+  }
 }
 
 TEST(Interrupt, QuantizeLeavesNoHalfWrittenFolder) {
