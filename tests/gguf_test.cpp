@@ -374,7 +374,7 @@ TEST_F(GgufTest, RefusesMetadataThatMakesNoModel) {
   }
   expect_model_refused(with_f32("llama.block_count", 1), {"llama.block_count", "f32", "integer"});
   expect_model_refused(with("llama.block_count", [](GgufBuilder& gguf) { gguf.i32s("llama.block_count", {1}); }),
-                       {"llama.block_count", "array"});
+                       {"llama.block_count is an array, expected a single value"});
   expect_model_refused(with("llama.block_count", [](GgufBuilder& gguf) { gguf.text("llama.block_count", "1"); }),
                        {"llama.block_count", "string"});
   expect_model_refused(
@@ -382,10 +382,10 @@ TEST_F(GgufTest, RefusesMetadataThatMakesNoModel) {
            [](GgufBuilder& gguf) { gguf.value("general.alignment", test::kGgufU64, bytes_of(~uint64_t{0})); }),
       {"general.alignment", "2^63"});
   expect_model_refused(with_u32("llama.attention.head_count", 5), {"5 heads", "32"});
-  expect_model_refused(with_u32("llama.rope.dimension_count", 7), {"odd"});
-  expect_model_refused(with_u32("llama.attention.value_length", 16), {"value_length"});
-  expect_model_refused(with_u32("llama.expert_count", 8), {"experts"});
-  expect_model_refused(with_u32("split.count", 2), {"split"});
+  expect_model_refused(with_u32("llama.rope.dimension_count", 7), {"head width 7 (llama.rope.dimension_count) is odd"});
+  expect_model_refused(with_u32("llama.attention.value_length", 16), {"value_length is 16, expected the head width"});
+  expect_model_refused(with_u32("llama.expert_count", 8), {"llama.expert_count is 8", "experts"});
+  expect_model_refused(with_u32("split.count", 2), {"split.count is 2"});
   GgufBuilder wide = with_u32("llama.rope.dimension_count", 10), uneven = with_u32("llama.rope.dimension_count", 3);
   expect_model_refused(wide.u32("llama.attention.key_length", 8), {"llama.rope.dimension_count is 10", "8"});
   expect_model_refused(uneven.u32("llama.attention.key_length", 8), {"llama.rope.dimension_count is 3", "even"});
@@ -464,7 +464,7 @@ TEST_F(GgufTest, RefusesTokenizersItCannotUse) {
     expect_refused([&] { model->tokenizer(); }, words);
   };
   GgufBuilder none = metadata();
-  expect(add_embedding(none), {"model.gguf", "tokenizer.ggml.model"});
+  expect(add_embedding(none), {"model.gguf", "no key tokenizer.ggml.model"});
   expect(with_tokenizer("t5"), {"model.gguf", "tokenizer.ggml.model", "\"t5\""});
   expect(with_tokenizer("llama"), {"model.gguf", "tokenizer.ggml.scores"});
   expect(with_tokenizer("gpt2", 7), {"tokenizer.ggml.token_type", "7"});

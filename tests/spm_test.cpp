@@ -208,6 +208,10 @@ TEST(SpmFormats, FolderWithOnlyTheModelFile) {
     folder.write("tokenizer_config.json", bad);
     expect_refused([&] { Tokenizer::from_hf_folder(folder.path()); }, {"added_tokens_decoder"});
   }
+  folder.write("tokenizer_config.json", "{}");
+  folder.write("tokenizer.model", test::read_file(kSmall).substr(0, 10139));  // behind the last piece
+  expect_refused([&] { Tokenizer::from_hf_folder(folder.path()); },
+                 {folder.path() + "/tokenizer.model", "700 pieces and no settings of the trainer", "cut off"});
 }
 
 TEST(SpmFormats, TokenizerJsonRefusesUnknownParts_C09) {

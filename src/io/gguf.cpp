@@ -232,7 +232,8 @@ void GgufFile::place_tensors(std::vector<uint64_t> offsets, uint64_t data_start)
 const GgufValue* GgufFile::find(const std::string& key, bool array) const {
   const auto found = values_.find(key);
   if (found == values_.end()) return nullptr;
-  FUT_CHECK(found->second.is_array == array, path(), ": key ", printable(key), array ? " is no array" : " is an array");
+  FUT_CHECK(found->second.is_array == array, path(), ": key ", printable(key), " is ",
+            array ? "a single value, expected an array" : "an array, expected a single value");
   return &found->second;
 }
 

@@ -163,8 +163,10 @@ class GgufLlama final : public Checkpoint {
 GgufLlama::GgufLlama(const std::string& path) : file_(path) {
   path_ = path;
   family_ = &find_family(file_.text("general.architecture").value_or(""), path);
-  FUT_CHECK(file_.integer(key("expert_count")).value_or(0) == 0, path, ": mixtures of experts are not supported");
-  FUT_CHECK(file_.integer("split.count").value_or(1) <= 1, path, ": models split over several files are not supported");
+  const int64_t experts = file_.integer(key("expert_count")).value_or(0),
+                files = file_.integer("split.count").value_or(1);
+  FUT_CHECK(experts == 0, path, ": ", key("expert_count"), " is ", experts, "; mixtures of experts are not supported");
+  FUT_CHECK(files <= 1, path, ": split.count is ", files, "; models split over several files are not supported");
   hidden_ = integer(key("embedding_length"), 1, 1 << 24);
   heads_ = integer(key("attention.head_count"), 1, 1 << 16);
   kv_heads_ = integer(key("attention.head_count_kv"), 1, heads_, heads_);
@@ -195,12 +197,17 @@ void GgufLlama::read_head_width() {
             " heads do not divide the hidden size ", hidden_);
   const int64_t usual = integer(stated_rotary, 2, 1 << 16, hidden_ / heads_);
   head_width_ = integer(stated_width, 2, 1 << 16, usual);
-  FUT_CHECK(head_width_ % 2 == 0, path_, ": head width ", head_width_, " is odd");
+  FUT_CHECK(head_width_ % 2 == 0, path_, ": the head width ", head_width_, " (",
+            file_.has(stated_width)    ? stated_width
+            : file_.has(stated_rotary) ? stated_rotary
+                                       : "the width by the heads",
+            ") is odd; rotary embedding needs pairs");
   rotary_width_ = file_.has(stated_rotary) ? usual : head_width_;
   FUT_CHECK(rotary_width_ <= head_width_ && rotary_width_ % 2 == 0, path_, ": ", stated_rotary, " is ", rotary_width_,
             ", expected an even number up to the head width ", head_width_);
-  FUT_CHECK(integer(key("attention.value_length"), 1, 1 << 16, head_width_) == head_width_, path_, ": ",
-            key("attention.value_length"), " differs from the head width ", head_width_);
+  const int64_t values = integer(key("attention.value_length"), 1, 1 << 16, head_width_);
+  FUT_CHECK(values == head_width_, path_, ": ", key("attention.value_length"), " is ", values,
+            ", expected the head width ", head_width_);
 }
 
 /// llama3's factors stand in the file as numbers, without the parameters that made them. They are recovered by trial:
@@ -362,6 +369,7 @@ std::vector<float> GgufLlama::read_rows(const std::string& name, int64_t first, 
 }
 
 BpeVocabulary GgufLlama::vocabulary() const {
+  FUT_CHECK(file_.has("tokenizer.ggml.model"), path_, ": no key tokenizer.ggml.model; the file has no tokenizer");
   const std::string model = file_.text("tokenizer.ggml.model").value_or("");
   FUT_CHECK(model == "gpt2", path_, ": tokenizer.ggml.model \"", printable(model),
             "\" is not supported, expected \"gpt2\" (byte-level BPE) or \"llama\" (SentencePiece BPE)");

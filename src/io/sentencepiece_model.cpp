@@ -169,8 +169,9 @@ SpmParts read_sentencepiece_model(const std::string& path) {
       read_normalizer(field->bytes, parts, &removes_spaces);
     }
   }
-  FUT_CHECK(!parts.pieces.empty() && has_trainer, path, ": is no SentencePiece model (", parts.pieces.size(),
-            " pieces)");
+  FUT_CHECK(!parts.pieces.empty() && has_trainer, path, ": ", parts.pieces.size(), " pieces and ",
+            has_trainer ? "the" : "no",
+            " settings of the trainer, expected both (no SentencePiece model, or cut off?)");
   FUT_CHECK(!removes_spaces, path, ": remove_extra_whitespaces is not supported");
   if (eos >= 0) parts.eos.push_back(eos);
   add_special_pieces(parts);
