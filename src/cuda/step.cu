@@ -49,6 +49,61 @@ const char* name_of(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
+bool head_inside(const DecodeStepArgs& args) {
+  const Weight& like = args.layers[0].qkv;
+  return args.head.dtype == like.dtype && args.head.group == like.group;
+}
+
+bool step_model(const DecodeStepArgs& args, StepModel& a) {
+  if (args.embedding.dtype != Dtype::bf16) return false;
+  const Weight& weight = args.layers[0].qkv;
+  const KvCache& like = args.layers[0].cache;
+  for (int64_t l = 0; l < args.layer_count; ++l) {
+    const DecodeLayer& layer = args.layers[l];
+    const KvCache& c = layer.cache;
+    for (const Weight* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      if (w->dtype != weight.dtype || w->group != weight.group || w->bias) return false;
+    }
+    if (layer.q_norm) return false;
+    const bool same_pages = c.page_table == like.page_table && c.table_width == like.table_width &&
+                            c.page_count == like.page_count && c.slot == like.slot && c.tail_in == like.tail_in;
+    if (!same_pages || c.layout.dtype != like.layout.dtype || c.layout.head_dim != like.layout.head_dim ||
+        c.kv_heads != like.kv_heads)
+      return false;
+  }
+  a.layer_count = static_cast<int>(args.layer_count);
+  a.batch = static_cast<int>(args.batch.rows);
+  a.width = static_cast<int>(args.width);
+  a.feed_forward = static_cast<int>(args.feed_forward);
+  a.heads = args.heads;
+  a.kv_heads = like.kv_heads;
+  a.rope = args.rope;
+  a.shape[static_cast<int>(Product::head)].rows = head_inside(args) ? static_cast<int>(args.head.rows) : 0;
+  return true;
+}
+
+std::vector<StepLayer> step_layers(const DecodeStepArgs& args) {
+  std::vector<StepLayer> layers(args.layer_count);
+  for (int64_t l = 0; l < args.layer_count; ++l) {
+    const DecodeLayer& from = args.layers[l];
+    StepLayer& to = layers[l];
+    int i = 0;
+    for (const Weight* w : {&from.qkv, &from.o, &from.gate_up, &from.down})
+      to.matrix[i++] = {static_cast<const uint8_t*>(w->data), w->scale};
+    to.input_scale[0] = from.qkv.input_scale;
+    to.input_scale[1] = from.gate_up.input_scale;
+    to.attention_scale = from.attention_guard;
+    to.swiglu_scale = from.swiglu_guard;
+    to.pages = from.cache.pages;
+    to.tails = from.cache.tails;
+    to.sinks = from.cache.sinks;
+    to.key_factor = from.cache.key_factor;
+    to.value_factor = from.cache.value_factor;
+    to.key_mean = from.cache.key_mean;
+  }
+  return layers;
+}
+
 std::string plan_step(StepPlan& plan) {
   StepArgs& a = plan.args;
   const int E = plan.head_dim, H = a.heads, J = a.kv_heads, D = a.width, F = a.feed_forward;

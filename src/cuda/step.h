@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <vector>
 
 #include "cuda/handover.cuh"
 #include "ops/ops.h"
@@ -94,6 +95,15 @@ struct StepArgs : StepModel {
   int window = 0;            ///< slots in flight
   int staged_bytes = 0;      ///< of activations in shared memory
 };
+
+/// Whether the step's kernel makes the logits too.
+bool head_inside(const DecodeStepArgs& args);
+
+/// Sizes of the step; false where its layers differ in what the kernels take to be one thing.
+bool step_model(const DecodeStepArgs& args, StepModel& model);
+
+/// The table of layers, as host memory has it.
+std::vector<StepLayer> step_layers(const DecodeStepArgs& args);
 
 /// One layer and one step, as the host states them.
 struct StepPlan {
