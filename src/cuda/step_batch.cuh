@@ -1,6 +1,5 @@
 // MATH       A decode step of a Llama model for 2 to 32 sequences, embedding to logits, in one kernel: the operations
-// of
-//            cpu_backend.cpp, bit for bit as this backend's own kernels compute them one by one.
+//            of cpu_backend.cpp, bit for bit as this backend's own kernels compute them one by one.
 // SHAPES     INT4 weights in groups of 64 or 128, INT4 cache; E = 64, 128; at most 8 query heads a KV head.
 // SCHEDULE   One block an SM, in clusters of two that share every row tile (step_batch_products.cuh). Roles: a producer
 //            warp streams weights, pages and packed activations through one ring from the first layer to the last;
@@ -9,9 +8,8 @@
 //            layer: normalise -> qkv -> y -> attention -> a -> o -> x_mid -> normalise -> gate_up -> h -> down -> x_in.
 // NUMERICS   gemm_decode.cuh, attention.cuh, cache.cu, rows.cu.
 // ROOFLINE   Weight and page bytes over the read rate, or, from about 16 rows on, products; docs/PERF.md.
-// REFERENCE  Sums of two blocks through distributed shared memory: clusters' st.async, as in CUTLASS's stream-K
-// kernels'
-//            idea of fixing up tiles that blocks share.
+// REFERENCE  DESIGN section 8; a tile that blocks share and one of them fixes up: stream-K (Osama et al., 2023), here
+//            through distributed shared memory.
 #pragma once
 
 #include "cuda/launch.cuh"
