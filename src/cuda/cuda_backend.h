@@ -20,8 +20,9 @@ std::string cuda_obstacle();
 /// operations one by one are faster still (docs/PERF.md).
 std::unique_ptr<Backend> make_cuda_backend();
 
-/// For tests of what becomes of a step whose blocks wait in vain: in the next decode_step() of one row, the last row of
-/// every layer's QKV product, or down product, never arrives. The download() behind it throws after some seconds.
+/// For tests of what becomes of a step whose blocks wait in vain: in the next decode_step() the last row of every
+/// layer's QKV product, or down product, never arrives; of more than one row, word of one block's part of layer 0's QKV
+/// product, or of what goes into its down product. The download() behind it throws after some seconds.
 enum class LostRow { none, qkv, down };
 void lose_row(Backend& backend, LostRow row);
 
