@@ -41,6 +41,10 @@ TEST(Json, RefusesWhatNlohmannLetsPass_B03) {
   expect_refused([] { parse_json(R"({"a":1,"b":2,"a":3})", "f.json"); }, {"f.json", "duplicate", "\"a\""});
   expect_refused([] { parse_json(R"({"a":1,"\u0061":3})", "f.json"); }, {"duplicate"});
   expect_refused([] { parse_json("{} x", "f.json"); }, {"f.json", "byte 4 of 4"});
+  using namespace std::string_view_literals;
+  for (const auto after_nul : {"{}\0"sv, "{}\0\0"sv, "{}\0 not JSON"sv}) {
+    expect_refused([&] { parse_json(after_nul, "f.json"); }, {"f.json", "byte 3 of ", "NUL"});
+  }
   expect_refused([] { parse_json("\"\xff\"", "f.json"); }, {"invalid JSON"});
   expect_refused([] { parse_json("[1e999]", "f.json"); }, {"number"});
   expect_refused([] { parse_json("", "f.json"); }, {"ends too early"});

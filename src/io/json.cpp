@@ -70,6 +70,9 @@ class StrictReader final : public json::json_sax_t {
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& what) {
+  // The parser takes a NUL for the end of its input. JSON has no place for one, not even in a string.
+  const size_t nul = text.find('\0');
+  FUT_CHECK(nul == text.npos, what, ": invalid JSON at byte ", nul + 1, " of ", text.size(), ", a NUL");
   StrictReader reader(what, text.size());
   json::sax_parse(text.begin(), text.end(), &reader);
   return reader.take();
