@@ -2,6 +2,8 @@
 // its users meet it.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "futransformer/engine.h"
@@ -254,8 +256,10 @@ TEST(FutChat, TroubleIsOneLineAndAnExitCode) {
   EXPECT_EQ(chat(model.path(), "/save " + kept + "\n", {}).code, 1);
   EXPECT_EQ(test::read_file(kept), "old");
   std::filesystem::remove(kept + ".partial");
+  std::filesystem::permissions(kept, std::filesystem::perms(0600));
   EXPECT_EQ(chat(model.path(), "/save " + kept + "\n", {}).code, 0);
   EXPECT_NE(test::read_file(kept), "old");
+  EXPECT_EQ(std::filesystem::status(kept).permissions(), std::filesystem::perms(0600));
   EXPECT_FALSE(std::filesystem::exists(kept + ".partial"));
   EXPECT_EQ(chat(model.path(), "/quit\nhi\n").out, "");
   EXPECT_EQ(chat(model.path(), "").code, 0);
@@ -283,6 +287,27 @@ TEST(FutChat, ATemplateThatRefusesATurnDoesNotEndTheConversation) {
   EXPECT_EQ(result.code, 1);
   EXPECT_NE(result.err.find("no"), std::string::npos);
   EXPECT_EQ(answers(result).size(), 1u);
+}
+
+TEST(FutChat, AnAnswerThatCannotBeWrittenIsNoPartOfTheConversation) {
+  const ChatModel model;
+  const std::string saved = model.folder().path() + "/saved.json";
+  const std::string input = model.folder().write("input", "hi\n/save " + saved + "\n");
+  for (const char* more : {"", " --json"}) {
+    const std::string command = test::program() + " chat " + model.path() + " -n 1 --backend cpu" + more + " < " +
+                                input + " > /dev/full 2> " + model.folder().path() + "/err";
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << command;
+    EXPECT_EQ(json::parse(test::read_file(saved))["messages"].size(), 0u) << command;
+    std::filesystem::remove(saved);
+  }
+}
+
+TEST(FutChat, ALongLineIsReadInLinearTime) {
+  const ChatModel model("{{ messages|length }}");
+  const auto start = std::chrono::steady_clock::now();
+  const Result result = chat(model.path(), std::string(size_t{64} << 20, 'a') + "\n", {"-n", "1", "--json"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 TEST(FutChat, CtrlCEndsAnAnswerThenTheProgram) {

@@ -54,13 +54,14 @@ class Lines {
  public:
   /// Without its end; nothing at the end of the input.
   std::optional<std::string> next() {
-    for (;;) {
-      if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
+    for (size_t searched = 0;;) {
+      if (const size_t end = buffer_.find('\n', searched); end != std::string::npos) {
         std::string line = buffer_.substr(0, end);
         buffer_.erase(0, end + 1);
         if (line.ends_with('\r')) line.pop_back();
         return line;
       }
+      searched = buffer_.size();  // a line of any length is looked through once
       if (!read_more()) return buffer_.empty() ? std::nullopt : std::optional(std::exchange(buffer_, ""));
     }
   }
@@ -87,7 +88,8 @@ class Conversation {
 
   void set_system(std::string text) { system_ = std::move(text); }
   void add(const std::string& role, std::string content) { turns_.push_back({role, std::move(content)}); }
-  void take_back() { turns_.pop_back(); }
+  size_t size() const { return turns_.size(); }
+  void take_back_to(size_t size) { turns_.resize(size); }
   void clear() { turns_.clear(), dropped_ = 0; }
 
   /// The oldest question and its answer leave the prompt. False if there is only the last question.
@@ -183,10 +185,13 @@ class Chat {
     }
     // What a full disk cuts short is not what stood in the file before. A pipe or a device has no before.
     std::error_code ignored;
-    const auto type = std::filesystem::symlink_status(path, ignored).type();
-    const bool whole = type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::regular;
+    const auto before = std::filesystem::symlink_status(path, ignored);
+    const bool replaces = before.type() == std::filesystem::file_type::regular;
+    const bool whole = replaces || before.type() == std::filesystem::file_type::not_found;
     const std::string written = whole ? path + ".partial" : path;
     std::ofstream file(written, std::ios::binary);
+    // Who may not read the old file may not read what was said either.
+    if (file && replaces) std::filesystem::permissions(written, before.permissions(), ignored);
     file << ordered_json{{"messages", messages}}.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
     file.close();
     if (!file || (whole && std::rename(written.c_str(), path.c_str()) != 0)) {
@@ -220,11 +225,12 @@ class Chat {
 
   /// False if nobody reads the answers any more.
   bool answer(const std::string& message) {
+    const size_t before = conversation_.size();
     conversation_.add("user", message);
     try {
       return generate();
     } catch (const Error& error) {
-      conversation_.take_back();
+      conversation_.take_back_to(before);  // with the answer, if it was there and could not be written
       trouble(error.what());
       return true;
     }
