@@ -196,6 +196,16 @@ TEST(Cli, WrongUsageIsOneLineAndExitCode2) {
   expect_usage_error({"bench", "model", model(), "--pp", "0", "--tg", "0"}, "nothing to measure");
 }
 
+TEST(Cli, AnEmptyValueAfterAnEqualsSignTakesNothingElse) {
+  expect_usage_error({"generate", model(), "--stop=", "--prompt", "a"}, "--stop: expected");
+  expect_usage_error({"generate", model(), "-p", "a", "--kv=", "--greedy"}, "--kv : expected one of");
+  EXPECT_NE(fut({"tokenize", model(), "--file=", "--json"}).err.find("name of the file"), std::string::npos);
+  // A value, and what follows --, may look like such a flag.
+  const Result from_stdin = fut({"tokenize", model(), "-f", "-"}, "--file=");
+  EXPECT_EQ(fut({"tokenize", model(), "--", "--file="}).out, from_stdin.out);
+  EXPECT_NE(fut({"tokenize", model(), "-f", "--file="}).err.find("--file=: cannot be opened"), std::string::npos);
+}
+
 TEST(Cli, NumbersOutOfRangeAreNamedWithTheirFlag_G01_G02) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> wrong = {
       {"--temperature", {"-1", "nan", "inf", "1e39", "warm", ""}},

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -62,6 +63,31 @@ void note_unused(const std::vector<std::string>& tensors) {
                             tensors.size() > kShown ? ", ..." : "")));
 }
 
+/// CLI11 reads the value of "--flag=" from the argument behind it. Here the value is what stands there: nothing.
+/// The result is in the order that its parser wants, the last one first.
+std::vector<std::string> with_empty_values(CLI::App& app, int argc, const char* const* argv) {
+  const auto takes_value = [&](const std::string& name) {
+    const CLI::Option* option = app.get_option_no_throw(name);
+    return option && name.starts_with('-') && option->get_items_expected_max() > 0;
+  };
+  std::vector<std::string> arguments;
+  bool is_value = false;
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = argv[i];
+    if (!is_value && argument == "--") {
+      arguments.insert(arguments.end(), argv + i, argv + argc);
+      break;
+    }
+    const bool empty = !is_value && argument.ends_with('=') && takes_value(argument.substr(0, argument.size() - 1));
+    if (empty) argument.pop_back();
+    is_value = !is_value && !empty && takes_value(argument);
+    arguments.push_back(std::move(argument));
+    if (empty) arguments.emplace_back();
+  }
+  std::reverse(arguments.begin(), arguments.end());
+  return arguments;
+}
+
 std::string name_of_limit(double value) { return fmt::format("{:g}", value); }
 
 }  // namespace
@@ -74,7 +100,7 @@ std::shared_ptr<CLI::App> make_app(const std::string& description, const std::st
 
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
   try {
-    app.parse(argc, argv);
+    app.parse(with_empty_values(app, argc, argv));
     return std::nullopt;
   } catch (const CLI::CallForHelp&) {
     put(app.help());
@@ -272,6 +298,7 @@ void Bar::clear() {
 }
 
 std::string read_file(const std::string& path) {
+  FUT_CHECK(!path.empty(), "the name of the file to read is empty");
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(nullptr, std::fclose);
   std::FILE* file = stdin;
   if (path != "-") {
