@@ -478,6 +478,19 @@ TEST(Inspect, AgreesWithWhatTheEngineLoads) {
   EXPECT_EQ(fut({"tokenize", quantised, "Hi!"}).out, "256 72 105 33\n");
 }
 
+TEST(Inspect, ANameWithALineBreakStaysInItsLine) {
+  const TempFolder folder;
+  const std::string copy = folder.path() + "/two\nlines";
+  std::filesystem::copy(model(), copy);
+  EXPECT_EQ(lines(fut({"inspect", copy}).out), lines(fut({"inspect", model()}).out));
+  const std::string text = folder.write("more\nlines", "To be, or not");
+  const std::string base = folder.path() + "/base\nlines";
+  const Result scored = fut({"perplexity", copy, text, "--backend", "cpu", "--kl-base", base});
+  EXPECT_EQ(scored.out.find("\nlines"), std::string::npos) << scored.out;
+  EXPECT_EQ(lines(scored.err), 1u) << scored.err;
+  EXPECT_EQ(lines(fut({"quantize", copy, folder.path() + "/out\nlines"}).err), 1u);
+}
+
 TEST(Inspect, Numbers) {
   const json seen = json::parse(fut({"inspect", model(), "--json"}).out);
   EXPECT_EQ(seen.at("layers"), 2);

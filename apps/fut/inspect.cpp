@@ -100,7 +100,7 @@ std::string tokenizer_text(const Inspection& found) {
 std::string as_text(const ModelFlags& flags, const Inspection& found) {
   const LlamaConfig& c = found.config;
   std::string text;
-  text += fmt::format("model      {}: {}, {:.1f} M parameters\n", flags.model, c.architecture,
+  text += fmt::format("model      {}: {}, {:.1f} M parameters\n", one_line(flags.model), c.architecture,
                       static_cast<double>(found.parameters) / 1e6);
   text += fmt::format(
       "shape      {} layers, width {}, feed-forward {}, {} heads and {} KV heads of {}, vocabulary {}{}\n", c.layers,
@@ -117,7 +117,7 @@ std::string as_text(const ModelFlags& flags, const Inspection& found) {
                       mib(found.total_bytes()), mib(found.free_bytes), found.cache_tokens());
   text += found.cache_tokens() >= c.positions ? fmt::format("the whole context of {}\n", c.positions)
                                               : fmt::format("less than the context of {}\n", c.positions);
-  for (const auto& [file, bytes] : found.files) text += fmt::format("file       {}, {}\n", file, mib(bytes));
+  for (const auto& [file, bytes] : found.files) text += fmt::format("file       {}, {}\n", one_line(file), mib(bytes));
   return text;
 }
 

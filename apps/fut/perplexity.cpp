@@ -123,7 +123,7 @@ std::string as_text(const Report& report) {
   const ModelInfo& info = report.info;
   const std::string stride = report.options.stride ? std::to_string(report.options.stride) : "as many as fit";
   std::string text;
-  text += fmt::format("text       {}, {} bytes, sha256 {}\n", report.file, report.bytes, report.sha256);
+  text += fmt::format("text       {}, {} bytes, sha256 {}\n", one_line(report.file), report.bytes, report.sha256);
   text += fmt::format("tokens     {} of {}, {} scored\n", report.taken_tokens, report.text_tokens, report.score.tokens);
   text += fmt::format("windows    {} of {} tokens, stride {}, {}\n", report.score.windows, report.options.context,
                       stride, report.score.bos ? "BOS at the start of each, never scored" : "no BOS");
@@ -188,7 +188,7 @@ Report score_text(const PerplexityFlags& flags, const std::string& text) {
   FUT_CHECK(report.score.tokens > 0, flags.file, ": nothing to score in ", tokens.size(), " tokens");
   FUT_CHECK(std::isfinite(report.score.nll), flags.model.model, ": the model's logits are not finite");
   report.kl = kl.finish();
-  if (kl.wrote()) note(fmt::format("base of {} tokens written to {}", report.score.tokens, kl.path()));
+  if (kl.wrote()) note(fmt::format("base of {} tokens written to {}", report.score.tokens, one_line(kl.path())));
   const Timing timing = engine->last_timing();
   report.seconds = timing.prefill_seconds + timing.decode_seconds;
   if (timing.saturated) note(saturation_text(timing));

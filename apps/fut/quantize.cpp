@@ -130,7 +130,7 @@ int run_quantize(int argc, const char* const* argv) {
           "{} loses {:.2f} % of the products' output energy on the calibration text, rounding to nearest {:.2f} %",
           method, 100 * report.loss, 100 * report.rtn_loss));
     }
-    note(out + ": decode/ " + mib(decode) + ", prefill/ " + mib(prefill));
+    note(one_line(out) + ": decode/ " + mib(decode) + ", prefill/ " + mib(prefill));
   }
   return 0;
 }
