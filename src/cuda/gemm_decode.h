@@ -60,6 +60,11 @@ inline bool gemm_packs(Finish finish, int batch, int64_t cols) {
 }
 inline constexpr int kGemmPackedColumns = 256;
 FUT_HD int padded_rows(int rows) { return (rows + 7) / 8 * 8; }
+/// Where columns k and k + 1 (k even) of a packed row are, in elements.
+FUT_HD int64_t packed_place(int rows, int n, int k) {
+  const int first = k / kGemmPackedColumns * kGemmPackedColumns, unit = (k - first) / 8 ^ (n & 7);
+  return int64_t{first} * rows + n * kGemmPackedColumns + unit * 8 + k % 8;
+}
 FUT_HD int64_t packed_bytes(int rows, int64_t cols) {
   return (cols + kGemmPackedColumns - 1) / kGemmPackedColumns * kGemmPackedColumns * 2 * rows;
 }

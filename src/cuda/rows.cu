@@ -149,12 +149,6 @@ __global__ void add_to_residual_kernel(const __grid_constant__ Residual r, const
   copy_to_e4m3(r, t, width, before);
 }
 
-/// Where two columns of a packed row are, in elements.
-__device__ int64_t packed_place(int rows, int n, int k) {
-  const int first = k / kGemmPackedColumns * kGemmPackedColumns, unit = (k - first) / 8 ^ (n & 7);
-  return int64_t{first} * rows + n * kGemmPackedColumns + unit * 8 + k % 8;
-}
-
 /// The start value that belongs to unit u of row n, from all lanes of a warp; u may be beyond the row.
 __device__ void store_start(const uint32_t (&pair)[4], int u, int units, const PackedRows& to, int rows, int n) {
   const auto store = [&]<class Tile>(Tile) {

@@ -29,14 +29,14 @@ bool with_types(const StepPlan& plan, Use use) {
   return plan.group == 32 ? with_heads<2>(plan, use) : with_heads<1>(plan, use);
 }
 
-StepShape shape_of(int rows, int cols, bool swiglu) {
+StepShape shape_of(int rows, int cols, bool swiglu, int runs) {
   StepShape s;
   s.rows = rows;
   s.cols = cols;
   s.col_tiles = cols / 64;
   s.row_units = swiglu ? rows / 32 : (rows + 15) / 16;
-  s.each = s.row_units / multiprocessors();
-  s.extra = s.row_units % multiprocessors();
+  s.each = s.row_units / runs;
+  s.extra = s.row_units % runs;
   return s;
 }
 
@@ -104,19 +104,27 @@ std::vector<StepLayer> step_layers(const DecodeStepArgs& args) {
   return layers;
 }
 
+void deal_out(StepModel& a, int head_dim, int runs) {
+  const int queries = a.heads * head_dim, D = a.width, F = a.feed_forward;
+  const auto deal = [&](Product product, int rows, int cols) {
+    a.shape[static_cast<int>(product)] = shape_of(rows, cols, product == Product::gate_up, runs);
+  };
+  deal(Product::qkv, queries + 2 * a.kv_heads * head_dim, D);
+  deal(Product::o, D, queries);
+  deal(Product::gate_up, 2 * F, D);
+  deal(Product::down, D, F);
+  deal(Product::head, a.shape[static_cast<int>(Product::head)].rows, D);
+}
+
 std::string plan_step(StepPlan& plan) {
   StepArgs& a = plan.args;
-  const int E = plan.head_dim, H = a.heads, J = a.kv_heads, D = a.width, F = a.feed_forward;
+  const int E = plan.head_dim, H = a.heads, J = a.kv_heads, F = a.feed_forward;
   if (a.batch != 1) return cat("a batch of ", a.batch, ", expected one sequence");
   if (H / J > kStepMaxHeads) return cat(H / J, " query heads a KV head, the limit is ", kStepMaxHeads);
   if (a.rope.rotary_dim != E) return cat("a rotary width of ", a.rope.rotary_dim, " of ", E);
   if (J > multiprocessors()) return cat(J, " KV heads on ", multiprocessors(), " multiprocessors");
   if (F % 16 != 0) return cat("a feed-forward width of ", F, ", no multiple of 16");
-  a.shape[static_cast<int>(Product::qkv)] = shape_of((H + 2 * J) * E, D, false);
-  a.shape[static_cast<int>(Product::o)] = shape_of(D, H * E, false);
-  a.shape[static_cast<int>(Product::gate_up)] = shape_of(2 * F, D, true);
-  a.shape[static_cast<int>(Product::down)] = shape_of(D, F, false);
-  a.shape[static_cast<int>(Product::head)] = shape_of(a.shape[static_cast<int>(Product::head)].rows, D, false);
+  deal_out(a, E, multiprocessors());
   bool fits = false;
   if (!with_types(plan, [&]<class Types>(Types) { fits = fit_step<Types>(a); }))
     return cat(name_of(plan.weights), " weights with a ", name_of(plan.kv), " cache and heads of ", E);
@@ -136,7 +144,7 @@ void step_words(const StepPlan& plan, size_t (&words)[kStages]) {
 void decode_step(const StepPlan& plan, cudaStream_t stream) {
   const bool known = with_types(plan, [&]<class Types>(Types) { launch_step<Types>(plan.args, stream); });
   FUT_CHECK(known, "decode_step: no kernel for this plan");
-  raise_tags<<<1, 1, 0, stream>>>(const_cast<uint32_t*>(plan.args.tag_base), (plan.args.layer_count + 1) * kStages);
+  raise_tags<<<1, 1, 0, stream>>>(plan.args.tag_base, (plan.args.layer_count + 1) * kStages);
   FUT_CUDA(cudaGetLastError());
 }
 

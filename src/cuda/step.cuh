@@ -1,7 +1,6 @@
-// MATH       A decode step of a Llama model for one sequence, embedding to logits, in one kernel: the operations
-// of
+// MATH       A decode step of a Llama model for one sequence, embedding to logits, in one kernel: the operations of
 //            cpu_backend.cpp, bit for bit as this backend's own kernels compute them one by one.
-// SHAPES     INT4, E4M3, BF16 weights; INT4 cache; E = 64, 128; at most 8 query heads a KV head; whole rotary width.
+// SHAPES     INT4 weights, INT4 cache; E = 64, 128; at most 8 query heads a KV head; whole rotary width.
 // SCHEDULE   One block an SM, all resident. Roles that never change: a producer warp streams weights and pages through
 // one
 //            ring from the first layer to the last, needing nothing of this step, at most `window` slots in flight;
@@ -35,14 +34,6 @@ class StepRoles {
       barrier_init(shared_address(barriers_.drained + i), kStepFinishWarps);
     }
     barrier_init_fence();
-  }
-
-  __device__ void load_layers() const {
-    constexpr int kWords = sizeof(StepLayer) / 8;
-    static_assert(sizeof(StepLayer) % 8 == 0);
-    const uint64_t* from = reinterpret_cast<const uint64_t*>(args_.layers);
-    uint64_t* to = reinterpret_cast<uint64_t*>(memory_.layers());
-    for (int i = threadIdx.x; i < args_.layer_count * kWords; i += kStepThreads) to[i] = from[i];
   }
 
   __device__ __forceinline__ void produce() {
@@ -117,7 +108,7 @@ __global__ void __launch_bounds__(kStepThreads, 1) decode_step_kernel(const __gr
     StepConsumer<Types>::base() = *args.tag_base;
     roles.initialise();
   }
-  roles.load_layers();
+  load_step_layers(args, StepMemory<Types>{args, memory}.layers());
   own.locate(args);
   __syncthreads();  // closes: barriers used before they are initialised, its unit before it is located
   if (threadIdx.x < kStepConsumers) {

@@ -16,13 +16,16 @@ namespace fut::cuda {
 enum class Stage { x_in, y, partial, a, x_mid, h };
 inline constexpr int kStages = 6;
 const char* name_of(Stage stage);
+FUT_HD uint32_t step_tag(uint32_t base, int layer, Stage stage) {
+  return base + layer * kStages + static_cast<uint32_t>(stage) + 1;
+}
 
 /// The products of a layer, and the head.
 enum class Product { qkv, o, gate_up, down, head };
 inline constexpr int kProducts = 5;
 
 /// A product's shape. Its row tiles (SwiGLU: pairs of a gate tile and its up tile) are dealt out in runs: `each` to
-/// every block, and one more to the first `extra` blocks.
+/// every block (batch: every two blocks), and one more to the first `extra`.
 struct StepShape {
   int rows = 0, cols = 0, col_tiles = 0, row_units = 0, each = 0, extra = 0;
   int piece = 0;  ///< k-tiles whose activations are in shared memory at a time
@@ -75,9 +78,9 @@ struct StepModel {
   const int8_t* tail_in = nullptr;      // (B)
   int64_t table_width = 0;
   int splits = 1;
-  float* x = nullptr;                  // (B, D) the residual; an element belongs to one thread
-  float* logits = nullptr;             // (B, V)
-  const uint32_t* tag_base = nullptr;  ///< raised behind the step
+  float* x = nullptr;            // (B, D) the residual; an element belongs to one thread
+  float* logits = nullptr;       // (B, V)
+  uint32_t* tag_base = nullptr;  ///< raised behind the step
   StepFault* fault = nullptr;
   StepTrace* trace = nullptr;  // (blocks, 5 L + 1) or null
   unsigned long long* saturated = nullptr;
@@ -95,6 +98,9 @@ struct StepArgs : StepModel {
   int window = 0;            ///< slots in flight
   int staged_bytes = 0;      ///< of activations in shared memory
 };
+
+/// Fills in the shapes of all products, dealt out in `runs`; the head's rows are known.
+void deal_out(StepModel& model, int head_dim, int runs);
 
 /// Whether the step's kernel makes the logits too.
 bool head_inside(const DecodeStepArgs& args);

@@ -7,7 +7,6 @@
 // This code runs once a layer and is not in the instruction cache when it does: short and rolled beats unrolled.
 #pragma once
 
-#include "cuda/quantise_page.cuh"
 #include "cuda/step_heads.cuh"
 #include "cuda/step_products.cuh"
 
@@ -86,7 +85,10 @@ class StepAttend {
     if (own_.unit.piece.items > 0) attend(own_.unit);
     if (c_.traced()) c_.trace().ready = c_.now() - c_.trace().begin;
     merge_share(own_.unit);
-    fill_page(own_.unit);
+    if (own_.unit.piece.items > 0 && own_.unit.appends()) {
+      fill_page(args_, layer_, own_.unit, reinterpret_cast<uint8_t*>(merge()), c_.thread(), kStepConsumers,
+                [&] { sync(); });
+    }
   }
 
  private:
@@ -213,22 +215,6 @@ class StepAttend {
     }
     const float inverse = 1.0f / sum;
     if (c_.lane < 16) publish_output(unit, h, c, x * inverse, y * inverse);
-  }
-
-  /// The page that this step filled: its tail as codes.
-  __device__ void fill_page(const Unit& unit) const {
-    if (unit.piece.items == 0 || !unit.appends()) return;
-    if (unit.piece.position % kKvPageTokens != kKvPageTokens - 1) return;
-    const KvPageLayout layout{Dtype::int4, E};
-    uint8_t* page = unit.page(args_, layer_, unit.piece.position / kKvPageTokens);
-    sync();  // closes: merges overwritten while read
-    for (int which = 0; which < 2; ++which) {
-      const Bf16* tail = unit.tail(args_, layer_, which);
-      quantise_page(
-          page, layout, which, (which ? layer_.value_factor : layer_.key_factor)[unit.head],
-          reinterpret_cast<uint8_t*>(merge()), c_.thread(), kStepConsumers, [&](int row) { return tail + row * E; },
-          [&] { sync(); });
-    }
   }
 
   StepConsumer<Types>& c_;

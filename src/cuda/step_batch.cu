@@ -34,19 +34,6 @@ bool with_types(const StepBatchPlan& plan, Use use) {
   return false;
 }
 
-/// Dealt out to clusters of two blocks.
-StepShape shape_of(int rows, int cols, bool swiglu) {
-  const int clusters = multiprocessors() / 2;
-  StepShape s;
-  s.rows = rows;
-  s.cols = cols;
-  s.col_tiles = cols / 64;
-  s.row_units = swiglu ? rows / 32 : (rows + 15) / 16;
-  s.each = s.row_units / clusters;
-  s.extra = s.row_units % clusters;
-  return s;
-}
-
 __global__ void end_step(uint32_t* tag_base, uint32_t by, unsigned* flags, int count) {
   if (threadIdx.x == 0) *tag_base += by;
   for (int i = threadIdx.x; i < count; i += blockDim.x) flags[i * kFlagWords] = 0;
@@ -56,17 +43,12 @@ __global__ void end_step(uint32_t* tag_base, uint32_t by, unsigned* flags, int c
 
 std::string plan_step_batch(StepBatchPlan& plan) {
   StepBatchArgs& a = plan.args;
-  const int E = plan.head_dim, H = a.heads, J = a.kv_heads, D = a.width, F = a.feed_forward;
+  const int E = plan.head_dim, H = a.heads, J = a.kv_heads, F = a.feed_forward;
   if (a.batch < 2 || a.batch > kStepBatchRows) return cat("a batch of ", a.batch, ", expected 2 to ", kStepBatchRows);
   if (H / J > kBatchMaxHeads) return cat(H / J, " query heads a KV head, the limit is ", kBatchMaxHeads);
   if (a.rope.rotary_dim != E) return cat("a rotary width of ", a.rope.rotary_dim, " of ", E);
   if (F % 16 != 0) return cat("a feed-forward width of ", F, ", no multiple of 16");
-  StepShape* s = a.shape;
-  s[static_cast<int>(Product::qkv)] = shape_of((H + 2 * J) * E, D, false);
-  s[static_cast<int>(Product::o)] = shape_of(D, H * E, false);
-  s[static_cast<int>(Product::gate_up)] = shape_of(2 * F, D, true);
-  s[static_cast<int>(Product::down)] = shape_of(D, F, false);
-  s[static_cast<int>(Product::head)] = shape_of(s[static_cast<int>(Product::head)].rows, D, false);
+  deal_out(a, E, multiprocessors() / 2);  // to clusters of two blocks
   bool fits = false;
   if (!with_types(plan, [&]<class Types>(Types) { fits = fit_step_batch<Types>(a); })) return cat("heads of ", E);
   return fits ? "" : cat("the table of ", a.layer_count, " layers leaves no room for weights in shared memory");
@@ -75,8 +57,7 @@ std::string plan_step_batch(StepBatchPlan& plan) {
 void decode_step_batch(const StepBatchPlan& plan, cudaStream_t stream) {
   const StepBatchArgs& a = plan.args;
   with_types(plan, [&]<class Types>(Types) { launch_step_batch<Types>(a, stream); });
-  end_step<<<1, 256, 0, stream>>>(const_cast<uint32_t*>(a.tag_base), (a.layer_count + 1) * kStages, a.flags,
-                                  (a.layer_count + 1) * kHanded);
+  end_step<<<1, 256, 0, stream>>>(a.tag_base, (a.layer_count + 1) * kStages, a.flags, (a.layer_count + 1) * kHanded);
   FUT_CUDA(cudaGetLastError());
 }
 

@@ -42,14 +42,6 @@ class BatchRoles {
     barrier_init_fence();
   }
 
-  __device__ void load_layers() const {
-    constexpr int kWords = sizeof(StepLayer) / 8;
-    static_assert(sizeof(StepLayer) % 8 == 0);
-    const uint64_t* from = reinterpret_cast<const uint64_t*>(args_.layers);
-    uint64_t* to = reinterpret_cast<uint64_t*>(memory_.layers());
-    for (int i = threadIdx.x; i < args_.layer_count * kWords; i += kBatchThreads) to[i] = from[i];
-  }
-
   __device__ __forceinline__ void produce() {
     BatchProducer<Types> producer(args_, memory_, shared_.barriers);
     for (int i = 0;; ++i) {
@@ -128,7 +120,7 @@ __global__ void __launch_bounds__(kBatchThreads, 1)
     const Product product = static_cast<Product>(threadIdx.x);
     BatchLot::of(product) = BatchLot::make<Types>(args, product);
   }
-  roles.load_layers();
+  load_step_layers(args, BatchMemory<Types>{args, memory}.layers());
   shared.pieces.locate(args);
   __syncthreads();    // closes: barriers used before they are initialised, pieces before they are located
   cluster_barrier();  // closes: messages from the neighbour before this block's barriers are initialised

@@ -12,7 +12,7 @@ inline constexpr int kHanded = 7, kFlagWords = 8;  ///< a flag has 32 bytes to i
 inline constexpr int kStepBatchRows = 32;
 
 struct StepBatchArgs : StepModel {
-  int row_pairs[kProducts] = {};  ///< that a consumer warp takes at a time: 1, 2 or 4
+  int row_pairs[kProducts] = {};  ///< that a consumer warp takes at a time: 1, 2 or the most
   float* y = nullptr;             // (B, H E + 2 J E)
   float* partial = nullptr;       // attention_partial_bytes()
   unsigned* arrived = nullptr;    // (B, J) zeros: pieces of attention

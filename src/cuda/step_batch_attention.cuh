@@ -5,7 +5,6 @@
 // does.
 #pragma once
 
-#include "cuda/quantise_page.cuh"
 #include "cuda/step_batch_products.cuh"
 
 namespace fut::cuda {
@@ -144,7 +143,10 @@ class BatchAttend {
       ++taken;
       if (more) return;
       merge_pieces(unit, group, taken);
-      if (unit.appends()) fill_page(unit);
+      if (unit.appends()) {  // over the mail, which nobody uses until all consumers are through with attention
+        fill_page(args_, layer_, unit, reinterpret_cast<uint8_t*>(merge()), c_.thread(), kBatchConsumers,
+                  [&] { c_.sync(); });
+      }
       taken = 0;
     });
   }
@@ -161,7 +163,7 @@ class BatchAttend {
     return args_.partial + (int64_t{unit.b} * args_.kv_heads + unit.head) * args_.splits * group * (E + 4);
   }
 
-  /// Whether this block has the row's last piece of the head too, which is the one that appends.
+  /// The head's queries, and its new key and value where this block has the last piece too, which appends them.
   __device__ void begin(Core& core, const Unit& unit, int group) const {
     const float key_factor = layer_.key_factor[unit.head], value_factor = layer_.value_factor[unit.head];
     c_.sync();  // closes: queries, and what is merged, overwritten while read
@@ -278,24 +280,9 @@ class BatchAttend {
     const float first = x * guard, second = y * guard;
     const int clamped = (fabsf(first) > kHalfMax) + (fabsf(second) > kHalfMax);
     if (args_.saturated && clamped) atomicAdd(args_.saturated, static_cast<unsigned long long>(clamped));
-    *reinterpret_cast<uint32_t*>(args_.rows_a + packed_at(args_.batch, unit.b, (unit.head * group + h) * E + c)) =
+    *reinterpret_cast<uint32_t*>(args_.rows_a +
+                                 2 * packed_place(args_.batch, unit.b, (unit.head * group + h) * E + c)) =
         half_pair(first, second);
-  }
-
-  /// The page that this step filled: its tail as codes. Over the mail, which nobody uses until all consumers are
-  /// through with attention.
-  __device__ void fill_page(const Unit& unit) const {
-    if (unit.piece.position % kKvPageTokens != kKvPageTokens - 1) return;
-    const KvPageLayout layout{Dtype::int4, E};
-    uint8_t* page = unit.page(args_, layer_, unit.piece.position / kKvPageTokens);
-    c_.sync();  // closes: merges overwritten while read; the tail read before its last row is written
-    for (int which = 0; which < 2; ++which) {
-      const Bf16* tail = unit.tail(args_, layer_, which);
-      quantise_page(
-          page, layout, which, (which ? layer_.value_factor : layer_.key_factor)[unit.head],
-          reinterpret_cast<uint8_t*>(merge()), c_.thread(), kBatchConsumers, [&](int row) { return tail + row * E; },
-          [&] { c_.sync(); });
-    }
   }
 
   BatchConsumer<Types>& c_;

@@ -174,10 +174,6 @@ struct BatchLot {
   __host__ __device__ static constexpr int log2(int x) { return x == 4 ? 2 : x == 2 ? 1 : 0; }
 };
 
-__device__ inline uint32_t batch_tag(uint32_t base, int layer, Stage stage) {
-  return base + layer * kStages + static_cast<uint32_t>(stage) + 1;
-}
-
 /// Counters that blocks raise when they are through with their part of something, and that others wait for.
 struct BatchFlags {
   const StepBatchArgs& args;
@@ -199,7 +195,7 @@ struct BatchFlags {
   __device__ void await(Handed what, int layer) const {
     if ((threadIdx.x & 31) == 0) {
       const unsigned *at = flag(what, layer), wanted = target(what);
-      const uint32_t tag = batch_tag(base(), layer, stage_of(what));
+      const uint32_t tag = step_tag(base(), layer, stage_of(what));
       for (uint32_t looks = 0; load(at) < wanted;) {
         if (!watch.patient(args.fault, looks, tag)) break;
       }
@@ -231,11 +227,5 @@ struct BatchFlags {
     }
   }
 };
-
-/// Where two columns of a packed row are, in bytes (gemm_decode.h).
-__device__ inline int64_t packed_at(int rows, int n, int k) {
-  const int first = k / kGemmPackedColumns * kGemmPackedColumns, unit = (k - first) / 8 ^ (n & 7);
-  return 2 * (int64_t{first} * rows + n * kGemmPackedColumns + unit * 8 + k % 8);
-}
 
 }  // namespace fut::cuda

@@ -262,7 +262,6 @@ class BatchMultiply {
       c_.ring.release();
     }
     const int tiles = lot_.row_tiles(lot_.half(pass, 0));
-    const uint32_t from = c_.args.trace ? c_.now() : 0;
     begin_sums(tiles);
 #pragma unroll 1
     for (int j = 0; j < tiles; ++j) {
@@ -278,7 +277,6 @@ class BatchMultiply {
       c_.sync();  // closes: sums read before all are there
       share_sums(j);
     }
-    finished(from);
   }
 
   template <int W>
@@ -346,7 +344,6 @@ class BatchMultiply {
     const float scale = product_ == Product::o      ? layer.attention_scale
                         : product_ == Product::down ? layer.swiglu_scale
                                                     : 1.0f;
-    const uint32_t from = c_.args.trace ? c_.now() : 0;
     float* const out = adds ? c_.args.x : product_ == Product::qkv ? c_.args.y : c_.args.logits;
     const float2* const theirs = c_.memory.post(c_.turn & 1);
     barrier_wait(post_barrier(), c_.turn >> 1 & 1);
@@ -368,12 +365,8 @@ class BatchMultiply {
         store(out + int64_t{n} * p.rows + row, p.rows, y, adds, real);
       }
     }
-    finished(from);
   }
 
-  __device__ void finished(uint32_t from) const {
-    if (c_.traces()) c_.traced().stage.ready += c_.now() - from;
-  }
   __device__ static float2 add(float2 a, float2 b, float unit) {
     return make_float2((a.x + b.x) * unit, (a.y + b.y) * unit);
   }
@@ -393,7 +386,7 @@ class BatchMultiply {
     const uint32_t pair = half_pair(first, second), next = __shfl_xor_sync(~0u, pair, 4);
     const bool odd = row & 1;
     if (real > odd)
-      *reinterpret_cast<uint32_t*>(c_.args.rows_h + packed_at(c_.args.batch, n + odd, row & ~1)) =
+      *reinterpret_cast<uint32_t*>(c_.args.rows_h + 2 * packed_place(c_.args.batch, n + odd, row & ~1)) =
           odd ? __byte_perm(next, pair, 0x7632) : __byte_perm(pair, next, 0x5410);
   }
 
@@ -480,7 +473,7 @@ class BatchNormalise {
     for (int i = 0; i < 4; ++i) {
       const int k = fragment_column(u) + 8 * i;
       const float2 s = input_scale_of(scale, k);
-      *reinterpret_cast<uint32_t*>(c_.args.rows_x + packed_at(c_.args.batch, n, k)) =
+      *reinterpret_cast<uint32_t*>(c_.args.rows_x + 2 * packed_place(c_.args.batch, n, k)) =
           Tile::round_pair(v[i].x * inverse * s.x, v[i].y * inverse * s.y);
     }
   }

@@ -85,10 +85,6 @@ struct StepLot {
   __device__ bool real(int at, int r) const { return pairs || at + r < end; }
 };
 
-__device__ inline uint32_t step_tag(uint32_t base, int layer, Stage stage) {
-  return base + layer * kStages + static_cast<uint32_t>(stage) + 1;
-}
-
 /// Unit (8 columns) of a column, and its place there.
 __device__ inline int unit_of(int k) { return (k >> 5) * 4 + (k >> 1 & 3); }
 __device__ inline int place_in_unit(int k) { return (k >> 3 & 3) * 2 + (k & 1); }

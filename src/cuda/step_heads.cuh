@@ -3,10 +3,20 @@
 #pragma once
 
 #include "cuda/attention_warp.cuh"
+#include "cuda/quantise_page.cuh"
 #include "cuda/step.h"
 #include "layout/hadamard.h"
 
 namespace fut::cuda {
+
+/// The table of layers, into shared memory. All threads of the block; they meet afterwards.
+__device__ inline void load_step_layers(const StepModel& args, StepLayer* layers) {
+  constexpr int kWords = sizeof(StepLayer) / 8;
+  static_assert(sizeof(StepLayer) % 8 == 0);
+  const uint64_t* from = reinterpret_cast<const uint64_t*>(args.layers);
+  uint64_t* to = reinterpret_cast<uint64_t*>(layers);
+  for (int i = threadIdx.x; i < args.layer_count * kWords; i += blockDim.x) to[i] = from[i];
+}
 
 /// Where a piece of a row's attention finds its row and its pages.
 template <class Shape>
@@ -201,5 +211,22 @@ struct StepItems {
               old_rows(unit.piece, item) * Shape::kRowBytes, full);
   }
 };
+
+/// The page that this step filled, if it did: the tail of a unit that appends as codes. `codes`: (64, E) of shared
+/// memory; `threads` threads from 0, which meet at sync().
+template <class Shape, class Sync>
+__device__ inline void fill_page(const StepModel& args, const StepLayer& layer, const StepUnit<Shape>& unit,
+                                 uint8_t* codes, int thread, int threads, Sync sync) {
+  if (unit.piece.position % kKvPageTokens != kKvPageTokens - 1) return;
+  const KvPageLayout layout{Dtype::int4, Shape::E};
+  uint8_t* page = unit.page(args, layer, unit.piece.position / kKvPageTokens);
+  sync();  // closes: what `codes` held overwritten while read; the tail read before its last row is written
+  for (int which = 0; which < 2; ++which) {
+    const Bf16* tail = unit.tail(args, layer, which);
+    quantise_page(
+        page, layout, which, (which ? layer.value_factor : layer.key_factor)[unit.head], codes, thread, threads,
+        [&](int row) { return tail + row * Shape::E; }, sync);
+  }
+}
 
 }  // namespace fut::cuda
