@@ -708,7 +708,7 @@ class PlainBackend final : public Backend {
   void upload(void* to, const void* from, size_t bytes) override { cpu_->upload(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { cpu_->download(to, from, bytes); }
   size_t free_bytes() const override { return cpu_->free_bytes(); }
-  PlacedWeight place(const HostWeight& weight) override { return cpu_->place(weight); }
+  PlacedWeight place(const HostWeight& weight, Phase phase) override { return cpu_->place(weight, phase); }
   void embed(const EmbedArgs&) override {}
   void qkv_rope_cache(const QkvArgs&) override {}
   void qkv_rope_append(const QkvArgs&) override {}

@@ -127,8 +127,8 @@ class CpuBackend final : public Backend {
   size_t free_bytes() const override { return available_memory(); }
 
   bool takes_input_scale() const override { return true; }
-  PlacedWeight place(const HostWeight& host) override { return take(host); }
-  PlacedWeight take(HostWeight host) override {
+  PlacedWeight place(const HostWeight& host, Phase phase) override { return take(host, phase); }
+  PlacedWeight take(HostWeight host, Phase) override {
     PlacedWeight placed;
     Weight& w = placed.weight;
     w.dtype = host.dtype;

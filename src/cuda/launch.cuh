@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 
@@ -50,25 +51,33 @@ inline void after_launch(const char* op, cudaStream_t stream) {
 }
 
 /// Launches `kernel` with programmatic dependent launch: it may start while the kernel before it still runs, and waits
-/// for it by wait_for_previous_kernel().
+/// for it by wait_for_previous_kernel(). `cluster`: blocks of a cluster, 1 for none.
 template <class... Parameters, class... Arguments>
-void launch(const char* op, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-            cudaStream_t stream, Arguments&&... arguments) {
+void launch_clusters(const char* op, void (*kernel)(Parameters...), dim3 grid, int cluster, dim3 block,
+                     size_t shared_bytes, cudaStream_t stream, Arguments&&... arguments) {
   allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   const cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
   FUT_CHECK(status == cudaSuccess, op, ": launch of ", grid.x, " x ", grid.y, " x ", grid.z, " blocks of ", block.x,
             " threads with ", shared_bytes, " bytes of shared memory failed: ", cudaGetErrorString(status));
   after_launch(op, stream);
+}
+
+template <class... Parameters, class... Arguments>
+void launch(const char* op, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, Arguments&&... arguments) {
+  launch_clusters(op, kernel, grid, 1, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
 inline int multiprocessors() {

@@ -58,6 +58,35 @@ __device__ inline void bulk_copy_once(uint32_t to, const void* from, uint32_t by
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
+/// A box of a matrix (tensor_map.h) from column x, row y, to the same place in the shared memory of the blocks of the
+/// cluster that are in `blocks`, one bit each; their barriers at the same place count its bytes.
+__device__ inline void tensor_copy(uint32_t to, const void* map, int x, int y, uint32_t barrier, uint32_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
+__device__ inline void tensor_copy(uint32_t to, const void* map, int x, int y, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+/// The other way: a box from shared memory; what it has beyond the matrix is left out.
+__device__ inline void tensor_store(const void* map, uint32_t from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y),
+               "r"(from)
+               : "memory");
+}
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until this thread's stores have been read from shared memory, or are there.
+__device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ inline void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 /// Orders this thread's view of memory with what its later bulk copies read.
 __device__ inline void copy_engine_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
@@ -126,6 +155,16 @@ __device__ inline uint32_t at_rank(uint32_t address, int rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
+}
+__device__ inline int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// Arrives on a barrier of the cluster's block `rank`. It publishes nothing: what it frees has only been read, by
+/// products that have ended. (With .release.cluster it would be a memory barrier in every k-step.)
+__device__ inline void barrier_arrive_remote(uint32_t barrier, int rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(at_rank(barrier, rank)) : "memory");
 }
 /// Stores into another block's shared memory and counts eight bytes on a barrier there.
 __device__ inline void send_remote(uint32_t to, float2 value, uint32_t barrier) {

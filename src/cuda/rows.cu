@@ -26,7 +26,7 @@ __device__ float store(void* data, Dtype type, int64_t i, float value) {
 }
 
 /// The order of sums is that of gemm_decode.cuh, so that both round a row alike.
-__device__ float inverse_rms(const Residual& r, int64_t t, int width) {
+__device__ float sum_of_squares(const Residual& r, int64_t t, int width) {
   float sum = 0.0f;
   for (int u = threadIdx.x; u < width / 8; u += blockDim.x) {
     for (int i = 0; i < 4; ++i) {
@@ -34,29 +34,18 @@ __device__ float inverse_rms(const Residual& r, int64_t t, int width) {
       add_squares(sum, make_float2(load(r.x, r.dtype, at), load(r.x, r.dtype, at + 1)));
     }
   }
-  return inverse_rms_of(sum_block(sum), width, r.eps);
+  return sum_block(sum);
 }
 
-/// The e4m3 copy of a row as it now is. `before` is 1 / rms from before; 0: none, scale exactly.
-__device__ void copy_to_e4m3(const Residual& r, int64_t t, int width, float before) {
-  if (!r.x8) return;
+/// The e4m3 copy of a row as it now is, under its own largest magnitude.
+__device__ void copy_row_to_e4m3(const Residual& r, int64_t t, int width) {
   float largest = 0.0f;
   for (int i = threadIdx.x; i < width; i += blockDim.x)
     largest = fmaxf(largest, fabsf(load(r.x, r.dtype, t * width + i)));
-  largest = max_block(largest);
-  float scale = e4m3_scale(largest);
-  if (before > 0.0f && r.x8_scaling != Fp8Scaling::exact) {
-    const float from_norm = 1.0f / (before * kResidualHeadroom);
-    if (largest <= from_norm * kE4m3Max) {
-      scale = from_norm;
-    } else if (threadIdx.x == 0 && r.requantised) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(r.requantised), 1ull);
-    }
-  }
+  const float scale = e4m3_scale(max_block(largest));
   if (threadIdx.x == 0) r.x8_scale[t] = scale;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+  for (int i = threadIdx.x; i < width; i += blockDim.x)
     r.x8[t * width + i] = to_e4m3(load(r.x, r.dtype, t * width + i) / scale);
-  }
 }
 
 __global__ void embed_kernel(const __grid_constant__ Residual r, const __grid_constant__ Weight w,
@@ -66,34 +55,34 @@ __global__ void embed_kernel(const __grid_constant__ Residual r, const __grid_co
   const int width = static_cast<int>(w.cols);
   for (int i = threadIdx.x; i < width; i += blockDim.x)
     store(r.x, r.dtype, t * width + i, to_f32(bf16_tile_element(static_cast<const Bf16*>(w.data), width, token, i)));
+  if (r.dtype == Dtype::f32) return;
   __syncthreads();  // closes: the row read by other threads before it is written
-  copy_to_e4m3(r, t, width, 0.0f);
+  const float sum = sum_of_squares(r, t, width);
+  if (threadIdx.x == 0) r.sum_squares[t] = sum;
+  if (r.x8) copy_row_to_e4m3(r, t, width);
+}
+
+__global__ void copy_to_e4m3_kernel(const __grid_constant__ Residual r, int width) {
+  release_next_kernel();
+  wait_for_previous_kernel();
+  copy_row_to_e4m3(r, blockIdx.x, width);
 }
 
 __global__ void residual_operand_kernel(const __grid_constant__ Residual r, Dtype weight, const float* input_scale,
                                         const int64_t* row, int width, void* out, float* row_factor) {
   wait_for_previous_kernel();
   const int64_t i = blockIdx.x, t = row ? row[i] : i;
-  const float rstd = inverse_rms(r, t, width);
-  const bool codes = weight == Dtype::e4m3 && r.x8, as_stored = weight == Dtype::bf16 && r.dtype == Dtype::bf16;
-  if (threadIdx.x == 0) row_factor[i] = codes ? r.x8_scale[t] * rstd : as_stored ? rstd : 1.0f;
+  const float rstd = inverse_rms_of(sum_of_squares(r, t, width), width, r.eps);
+  const bool as_stored = weight == Dtype::bf16 && r.dtype == Dtype::bf16;
+  if (threadIdx.x == 0) row_factor[i] = as_stored ? rstd : 1.0f;
   for (int k = threadIdx.x; k < width; k += blockDim.x) {
     const int64_t to = i * width + k, from = t * width + k;
-    const float x = codes ? to_f32(r.x8[from]) : load(r.x, r.dtype, from);
+    const float x = load(r.x, r.dtype, from);
     if (weight == Dtype::bf16) {
       static_cast<Bf16*>(out)[to] = to_bf16(as_stored ? x : x * rstd);
     } else {
-      static_cast<Half*>(out)[to] = half_saturated(codes ? x : input_scale ? x * rstd * input_scale[k] : x * rstd);
+      static_cast<Half*>(out)[to] = half_saturated(input_scale ? x * rstd * input_scale[k] : x * rstd);
     }
-  }
-}
-
-__global__ void widen_operand_kernel(const __grid_constant__ Operand a, int cols, Half* out, float* row_factor) {
-  wait_for_previous_kernel();
-  const int64_t t = blockIdx.x;
-  if (threadIdx.x == 0) row_factor[t] = a.scale * (a.row_scale ? a.row_scale[t] : 1.0f);
-  for (int k = threadIdx.x; k < cols; k += blockDim.x) {
-    out[t * cols + k] = to_half(to_f32(static_cast<const E4m3*>(a.data)[t * cols + k]));
   }
 }
 
@@ -134,19 +123,6 @@ __global__ void store_operand_kernel(const __grid_constant__ Operand a, const fl
     }
   }
   if (clamped && a.saturated) atomicAdd(reinterpret_cast<unsigned long long*>(a.saturated), clamped);
-}
-
-__global__ void add_to_residual_kernel(const __grid_constant__ Residual r, const float* y, int width) {
-  wait_for_previous_kernel();
-  const int64_t t = blockIdx.x;
-  const float before = r.x8 && r.x8_scaling != Fp8Scaling::exact ? inverse_rms(r, t, width) : 0.0f;
-  __syncthreads();  // closes: the row changed while others still sum its squares
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    const int64_t at = t * width + i;
-    store(r.x, r.dtype, at, load(r.x, r.dtype, at) + y[at]);
-  }
-  __syncthreads();  // closes: the row read by other threads before it is written
-  copy_to_e4m3(r, t, width, before);
 }
 
 /// The start value that belongs to unit u of row n, from all lanes of a warp; u may be beyond the row.
@@ -264,16 +240,12 @@ void residual_operand(const Residual& residual, const Weight& weight, const int6
          weight.input_scale, row, static_cast<int>(weight.cols), out, row_factor);
 }
 
-void widen_operand(const Operand& operand, int rows, int cols, Half* out, float* row_factor, cudaStream_t stream) {
-  launch("widen_operand", widen_operand_kernel, rows, kRowThreads, 0, stream, operand, cols, out, row_factor);
-}
-
 void store_operand(const Operand& operand, const float* y, bool swiglu, int rows, int cols, cudaStream_t stream) {
   launch("store_operand", store_operand_kernel, rows, kRowThreads, 0, stream, operand, y, swiglu, cols);
 }
 
-void add_to_residual(const Residual& residual, const float* y, int rows, int width, cudaStream_t stream) {
-  launch("add_to_residual", add_to_residual_kernel, rows, kRowThreads, 0, stream, residual, y, width);
+void copy_to_e4m3(const Residual& residual, int rows, int width, cudaStream_t stream) {
+  launch("copy_to_e4m3", copy_to_e4m3_kernel, rows, kRowThreads, 0, stream, residual, width);
 }
 
 }  // namespace fut::cuda

@@ -175,7 +175,9 @@ void Workload::make_weights(Part part, int64_t sets, const std::string& name) {
   const WeightShape w = weight_shape(part, o_);
   if (o_.on_progress) o_.on_progress("weights of " + name, 0, sets);
   std::vector<PlacedWeight>& placed = weights_[part];
-  placed.push_back(backend_.place(random_weight(w.dtype, o_.group, w.rows, w.cols, 100 + 2 * part)));
+  const bool in_layer = part != kEmbedding && part != kHead;
+  placed.push_back(backend_.place(random_weight(w.dtype, o_.group, w.rows, w.cols, 100 + 2 * part),
+                                  o_.prefill && in_layer ? Phase::prefill : Phase::decode));
   if (sets == 1) return;
   const std::vector<uint8_t> bytes = contents(placed[0].storage), scales = contents(placed[0].scale_storage);
   for (int64_t i = 1; i < sets; ++i) {

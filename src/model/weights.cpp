@@ -275,9 +275,9 @@ float kv_factor(const std::vector<double>& mean_square) {
   return typical_scale > 0 ? static_cast<float>(std::exp2(std::round(std::log2(typical_scale / 8.0)))) : 1.0f;
 }
 
-LayerWeights place_layer(Backend& backend, HostLayer layer) {
-  return {backend.take(std::move(layer.qkv)), backend.take(std::move(layer.o)), backend.take(std::move(layer.gate_up)),
-          backend.take(std::move(layer.down))};
+LayerWeights place_layer(Backend& backend, HostLayer layer, Phase phase) {
+  return {backend.take(std::move(layer.qkv), phase), backend.take(std::move(layer.o), phase),
+          backend.take(std::move(layer.gate_up), phase), backend.take(std::move(layer.down), phase)};
 }
 
 /// (V, D) the embedding or the head, some rows at a time: as floats it would be larger than all layers of a small
@@ -292,7 +292,7 @@ PlacedWeight place_table(Backend& backend, const Checkpoint& checkpoint, const L
                 cat(name, " of ", checkpoint.path()));
     checkpoint.drop_pages();
   }
-  return backend.take(std::move(table));
+  return backend.take(std::move(table), Phase::decode);
 }
 
 /// Whether all codes of a phase are there in the checkpoint.
@@ -491,7 +491,7 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
   // Values of both phases meet in one cache, so both must be rotated, or neither.
   const OfflineRotation rotation{options.rotate_values && !source.quantised() && !prefill_stored && !decode_stored,
                                  false};
-  const bool shared = options.prefill == options.decode && !source.quantised();
+  const bool same = options.prefill == options.decode && !source.quantised(), shared = same && backend.one_order();
   const bool scale_inputs = backend.takes_input_scale();
 
   ModelWeights out;
@@ -511,15 +511,17 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
     out.constants.push_back(attention_constants(decode.qkv, out.head_norms.back(), c));
     out.constants.back().swiglu_guard = swiglu_guard(decode.gate_up, c);
     if (shared) {
-      out.prefill.push_back(place_layer(backend, std::move(decode)));
+      out.prefill.push_back(place_layer(backend, std::move(decode), Phase::prefill));
       continue;
     }
-    out.decode.push_back(place_layer(backend, std::move(decode)));
+    if (same) out.prefill.push_back(place_layer(backend, decode, Phase::prefill));
+    out.decode.push_back(place_layer(backend, std::move(decode), Phase::decode));
+    if (same) continue;
     if (!prefill_stored && !same_tensors) tensors = read_layer(for_prefill, c, l, rotation);
     HostLayer prefill = prefill_stored ? stored_layer(for_prefill, l, options.prefill)
                                        : encode_layer(tensors, c, l, options, options.prefill, false);
     add_biases(prefill, read_biases(for_prefill, c, l, rotation));
-    out.prefill.push_back(place_layer(backend, std::move(prefill)));
+    out.prefill.push_back(place_layer(backend, std::move(prefill), Phase::prefill));
   }
   const bool f32 = options.prefill == Dtype::f32 || options.decode == Dtype::f32;
   const Dtype table = f32 ? Dtype::f32 : Dtype::bf16;

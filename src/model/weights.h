@@ -61,7 +61,7 @@ struct ModelWeights {
   PlacedWeight embedding;  // (V, D) bf16, or f32 if a phase is f32
   PlacedWeight head;       // (V, D) bf16 or f32, the final norm's gain folded in
   std::vector<LayerWeights> prefill;
-  std::vector<LayerWeights> decode;  ///< empty if both phases use the same format: see for_decode()
+  std::vector<LayerWeights> decode;  ///< empty if both phases use the same format and order: see for_decode()
   std::vector<LayerConstants> constants;
   std::vector<HeadNorm> head_norms;  // (L)
 

@@ -55,11 +55,15 @@ class Backend {
   virtual void download(void* to, const void* from, size_t bytes) = 0;
   virtual size_t free_bytes() const = 0;  ///< what may still be allocated, as far as the system tells
 
-  /// Brings a weight into the order in which this backend's GEMMs read it.
-  virtual PlacedWeight place(const HostWeight& weight) = 0;
+  /// Brings a weight into the order in which this backend's GEMMs of a phase read it. Embedding and head: decode.
+  virtual PlacedWeight place(const HostWeight& weight, Phase phase) = 0;
+  PlacedWeight place(const HostWeight& weight) { return place(weight, Phase::decode); }
 
   /// The same for a weight that nobody needs afterwards: a backend that reads the host's order keeps it as it is.
-  virtual PlacedWeight take(HostWeight weight) { return place(weight); }
+  virtual PlacedWeight take(HostWeight weight, Phase phase) { return place(weight, phase); }
+
+  /// Whether both phases read one order, so that a model in one format needs one copy.
+  virtual bool one_order() const { return true; }
 
   /// Whether its products heed Weight::input_scale; where they do not, no weight with one is placed.
   virtual bool takes_input_scale() const { return false; }

@@ -27,12 +27,16 @@
 
 namespace fut {
 
+/// What a weight is for: the phases' kernels may want different orders of the same elements.
+enum class Phase { prefill, decode };
+
 /// A weight matrix as a backend holds it: y[t, n] = sum_k a[t, k] * w[n, k] + bias[n]. `data` is in the backend's own
 /// order, which only Backend::place() and the backend's GEMMs know.
 struct Weight {
   Dtype dtype = Dtype::f32;
   int64_t rows = 0, cols = 0;  ///< N, K
   int group = 0;               ///< int4: G
+  Phase phase = Phase::decode;
   const void* data = nullptr;
   const float* scale = nullptr;  ///< e4m3: (N)
   int64_t bytes = 0;             ///< all of it, scales included

@@ -217,25 +217,37 @@ void check_cache(const World& w, const std::string& name, const std::vector<Bf16
   printf("ok     %s (%lld pages compared bit for bit)\n", name.c_str(), static_cast<long long>(full));
 }
 
-/// qkv on both, then attention on both over the card's cache. `extras`: with biases, norms over heads, and half of
-/// every head turned.
+/// What a model may have beside the products: biases and norms over heads, and heads that turn whole or by half.
+enum class Extras { none, whole_turn, half_turn };
+
+/// qkv on both, then attention on both over the card's cache.
 void step(Backend& gpu, Backend& cpu, Dtype kv, Heads heads, Dtype weight, std::vector<int64_t> past,
-          std::vector<int64_t> rows, bool decode, const char* what, int64_t spare = 5, bool extras = false) {
+          std::vector<int64_t> rows, bool decode, const char* what, int64_t spare = 5, Extras extras = Extras::none) {
   World w(gpu, kv, heads, past, rows, spare);
   const int64_t T = w.start.back(), H = heads.H, J = heads.J, E = heads.E, D = 192, N = (H + 2 * J) * E;
   const std::string name = cat(what, " ", name_of(kv), " H=", H, " J=", J, " E=", E, " weights ", name_of(weight));
   HostWeight host = encode_weight(weight, 64, normals(N * D, 0.07f).data(), N, D, "qkv");
-  if (extras) host.bias = normals(N);
-  const PlacedWeight on_card = gpu.place(host), on_host = cpu.place(host);
-  const int turned = extras ? heads.E / 2 : heads.E;
+  if (extras != Extras::none) host.bias = normals(N);
+  const Phase phase = decode ? Phase::decode : Phase::prefill;
+  const PlacedWeight on_card = gpu.place(host, phase), on_host = cpu.place(host, phase);
+  const int turned = extras == Extras::half_turn ? heads.E / 2 : heads.E;
   const auto& [cos, sin] = rope_tables(turned);
   Twin<float> q_norm(gpu, normals(E)), k_norm(gpu, normals(E));
   Twin<float> cos_table(gpu, cos), sin_table(gpu, sin), x(gpu, normals(T * D)), squares(gpu, T, 0);
+  Twin<Bf16> short_x(gpu, T * D, 0);
+  Twin<E4m3> x8(gpu, T * D, 0);
+  Twin<float> x8_scale(gpu, T, 0);
   for (int64_t t = 0; t < T; ++t) {
     double sum = 0;
-    for (int64_t i = 0; i < D; ++i) sum += double{x.host[t * D + i]} * x.host[t * D + i];
+    x8_scale.host[t] = e4m3_scale(largest_magnitude(&x.host[t * D], D));
+    for (int64_t i = t * D; i < (t + 1) * D; ++i) {
+      short_x.host[i] = to_bf16(x.host[i]);
+      x8.host[i] = to_e4m3(x.host[i] / x8_scale.host[t]);
+      sum += std::pow(decode ? double{x.host[i]} : double{to_f32(short_x.host[i])}, 2);
+    }
     squares.host[t] = static_cast<float>(sum);
   }
+  squares.send(), short_x.send(), x8.send(), x8_scale.send();
   Twin<Bf16> q(gpu, T * H * E, 0xff), k(gpu, T * J * E, 0xff), v(gpu, T * J * E, 0xff);
   const auto qkv_args = [&](bool card) {
     QkvArgs a;
@@ -244,11 +256,17 @@ void step(Backend& gpu, Backend& cpu, Dtype kv, Heads heads, Dtype weight, std::
     a.v = card ? v.gpu() : v.host.data();
     a.cache = w.cache(card);
     a.residual.x = card ? x.gpu() : x.host.data();
+    if (!decode) {
+      a.residual.dtype = Dtype::bf16;
+      a.residual.x = card ? short_x.gpu() : short_x.host.data();
+      a.residual.x8 = card ? x8.gpu() : x8.host.data();
+      a.residual.x8_scale = card ? x8_scale.gpu() : x8_scale.host.data();
+    }
     a.residual.sum_squares = card ? squares.gpu() : squares.host.data();
     a.qkv = card ? on_card.weight : on_host.weight;
     a.rope = {card ? cos_table.gpu() : cos_table.host.data(), card ? sin_table.gpu() : sin_table.host.data(), turned,
               kPositions};
-    if (extras) {
+    if (extras != Extras::none) {
       a.q_norm = card ? q_norm.gpu() : q_norm.host.data();
       a.k_norm = card ? k_norm.gpu() : k_norm.host.data();
     }
@@ -370,16 +388,22 @@ int main(int argc, char** argv) {
       step(gpu, *cpu, kv, {8, 2, 128}, Dtype::bf16, {0, 0, 5, 60, 64, 100, 130},
            quick ? std::vector<int64_t>{1, 17, 3, 9, 1, 30, 5} : std::vector<int64_t>{1, 17, 130, 9, 64, 300, 0}, false,
            "prefill");
-      if (!quick) step(gpu, *cpu, kv, {9, 3, 64}, Dtype::bf16, {0, 63, 20}, {200, 1, 44}, false, "prefill");
+      for (Dtype weight : {Dtype::bf16, Dtype::e4m3}) {
+        if (quick) continue;
+        step(gpu, *cpu, kv, {9, 3, 64}, weight, {0, 63, 20}, {200, 1, 44}, false, "prefill");
+        step(gpu, *cpu, kv, {8, 2, 128}, weight, {0, 7}, {250, 9}, false, "prefill");
+        step(gpu, *cpu, kv, {6, 2, 128}, weight, {0, 60, 100}, {17, 9, 200}, false, "prefill, biases, norms", 5,
+             Extras::whole_turn);
+      }
       if (!quick) step(gpu, *cpu, kv, {8, 2, 128}, Dtype::e4m3, {131071, 40000}, {1, 1}, true, "decode, long");
       alone_and_together(gpu, kv);
     }
     for (Dtype kv : {Dtype::int4, Dtype::bf16}) {
       for (int E : {64, 128})
         step(gpu, *cpu, kv, {6, 2, E}, Dtype::int4, {0, 15, 63, 130}, {1, 1, 1, 1}, true,
-             "decode, with biases and norms", 5, true);
+             "decode, with biases and norms", 5, Extras::half_turn);
       step(gpu, *cpu, kv, {6, 2, 128}, Dtype::bf16, {0, 60, 100}, {17, 9, 200}, false, "prefill, with biases and norms",
-           5, true);
+           5, Extras::half_turn);
     }
     // Case F06: pages that lie beyond 2^32 bytes of the pool.
     const int64_t pages = (1ll << 32) / (8 * KvPageLayout{Dtype::int4, 128}.page_bytes()) + 1;

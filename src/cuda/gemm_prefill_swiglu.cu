@@ -1,0 +1,12 @@
+// Kernel and schedule: gemm_prefill.cuh.
+#include "cuda/gemm_prefill.cuh"
+
+namespace fut::cuda {
+
+void gemm_prefill(const char* op, const Weight& weight, const PrefillInput& a, const SwigluOutput& out,
+                  cudaStream_t stream) {
+  dispatch_prefill<SwigluEpilogue>(op, weight, a, out, choose_prefill_tiles(a.rows, weight.rows, multiprocessors()),
+                                   stream);
+}
+
+}  // namespace fut::cuda
