@@ -58,6 +58,25 @@ __device__ inline void bulk_copy_once(uint32_t to, const void* from, uint32_t by
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
+/// A box of a matrix (tensor_map.h) from column x, row y, to the same place in the shared memory of the blocks of the
+/// cluster that are in `blocks`, one bit each; their barriers at the same place count its bytes.
+__device__ inline void tensor_copy(uint32_t to, const void* map, int x, int y, uint32_t barrier, uint32_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
+__device__ inline void tensor_copy(uint32_t to, const void* map, int x, int y, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+__device__ inline void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 /// Orders this thread's view of memory with what its later bulk copies read.
 __device__ inline void copy_engine_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
@@ -127,6 +146,16 @@ __device__ inline uint32_t at_rank(uint32_t address, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
+__device__ inline int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// Arrives on a barrier of the cluster's block `rank`. It publishes nothing: what it frees has only been read, by
+/// products that have ended. (With .release.cluster it would be a memory barrier in every k-step.)
+__device__ inline void barrier_arrive_remote(uint32_t barrier, int rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(at_rank(barrier, rank)) : "memory");
+}
 /// Stores into another block's shared memory and counts eight bytes on a barrier there.
 __device__ inline void send_remote(uint32_t to, float2 value, uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
@@ -161,6 +190,13 @@ __device__ inline uint32_t e4m3x2_to_half2(uint32_t x) {
   return y;
 }
 
+/// Two floats, rounded; `low` in the low half.
+__device__ inline uint32_t bf16_pair(float low, float high) {
+  uint32_t y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
 /// Makes the compiler finish these values here: what frees a buffer must come after the last use of its contents.
 __device__ inline void settle(const float (&x)[4]) {
   asm volatile("" ::"f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
@@ -187,6 +223,11 @@ __device__ inline void give_registers() {
 /// Barrier among `threads` threads of the block (id 1..15; 0 is __syncthreads).
 __device__ inline void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Counts this thread in without waiting: for those who do named_barrier().
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace fut::cuda
