@@ -13,10 +13,9 @@
 // NUMERICS   S and O in FP32; P rounded to BF16; sums of the unrounded P in FP32, in an order of positions alone.
 // ROOFLINE   4 E H sum(n^2) / 2 flops; compute-bound. Not measured yet.
 // REFERENCE  Shah et al., FlashAttention-3 (2024): warp specialisation, and the softmax under the products.
-#include "cuda/attention_prefill.h"
-
 #include <algorithm>
 
+#include "cuda/attention_prefill.h"
 #include "cuda/attention_state.cuh"
 #include "cuda/attention_unpack.cuh"
 #include "cuda/launch.cuh"
@@ -27,7 +26,7 @@ namespace fut::cuda {
 namespace {
 
 constexpr int kMathRegisters = 232, kCopyRegisters = 40, kBlockThreads = 384;
-constexpr int kTurns = 1;        ///< named barriers kTurns, kTurns + 1: a warpgroup's turn
+constexpr int kTurns = 1;          ///< named barriers kTurns, kTurns + 1: a warpgroup's turn
 constexpr int kNowhere = 1 << 30;  ///< a row beyond every matrix: the copy engine brings zeros
 
 struct PrefillMaps {
@@ -83,8 +82,7 @@ struct PrefillCopies {
 
   __device__ void page(uint32_t to, const CUtensorMap* map, int x, int row, uint32_t barrier) {
 #pragma unroll
-    for (int i = 0; i < Memory::kPieces; ++i)
-      tensor_copy(to + i * Memory::kPieceBytes, map, x + 64 * i, row, barrier);
+    for (int i = 0; i < Memory::kPieces; ++i) tensor_copy(to + i * Memory::kPieceBytes, map, x + 64 * i, row, barrier);
   }
   /// `count` pages into the next stage of ring `which`.
   template <class MapOf>
@@ -249,12 +247,13 @@ __device__ __forceinline__ void store_rows(const PrefillItems& items, const Atte
         unsigned here = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          x[i] = e4m3_pair(o[4 * (j + i) + 2 * r] * inverse, o[4 * (j + i) + 2 * r + 1] * inverse, items.out_scale,
-                           here);
+          x[i] =
+              e4m3_pair(o[4 * (j + i) + 2 * r] * inverse, o[4 * (j + i) + 2 * r + 1] * inverse, items.out_scale, here);
         transpose_quad(x, lane);
         if (!stored) continue;
         clamped += here;
-        *reinterpret_cast<uint2*>(static_cast<E4m3*>(items.out) + to) = make_uint2(x[0] | x[1] << 16, x[2] | x[3] << 16);
+        *reinterpret_cast<uint2*>(static_cast<E4m3*>(items.out) + to) =
+            make_uint2(x[0] | x[1] << 16, x[2] | x[3] << 16);
       }
     }
   }
@@ -272,10 +271,8 @@ __device__ void multiply_items(const Memory& m, const PrefillItems& items, int g
   const uint64_t q = operand_at(m.base + group * Memory::kPagePieceBytes);
   const auto step = [](int i) { return i / 4 * (Memory::kPieceBytes / 16) + i % 4 * 2; };  // 16 columns of Q, K
 
-  float s[64], o[E / 2];
-  uint32_t p[32];
   // O (+)= P V for the block before: of the diagonal's stages, or of one. Issued here, ended by whoever waits.
-  const auto weigh_values = [&](bool diagonal) {
+  const auto weigh_values = [&](float(&o)[E / 2], const uint32_t(&p)[32], bool diagonal) {
     const int first = values.stage;
     barrier_wait(m.full(1, first), values.round);
     values.next();
@@ -287,6 +284,7 @@ __device__ void multiply_items(const Memory& m, const PrefillItems& items, int g
     }
     const uint64_t v_low = column_operand_at(m.stage(1, low), Memory::kPieceBytes),
                    v_high = column_operand_at(m.stage(1, first) + Memory::kPagePieceBytes, Memory::kPieceBytes);
+    open_products();
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       multiply_rows(Bf16{}, o, p + 4 * i, (i < 4 ? v_low : v_high) + i % 4 * (16 * 128 / 16), !diagonal || i > 0);
@@ -306,7 +304,8 @@ __device__ void multiply_items(const Memory& m, const PrefillItems& items, int g
     if (item < 0) break;
     const int blocks = items.tiles[item / items.heads].blocks;
     RowState state;
-    float factor[2];
+    float factor[2], s[64] = {}, o[E / 2];  // s: two products into halves of what is undefined would be serialised
+    uint32_t p[32];
 
     const int first = keys.stage;
     barrier_wait(m.full(0, first), keys.round);
@@ -318,7 +317,8 @@ __device__ void multiply_items(const Memory& m, const PrefillItems& items, int g
       keys.next();
     }
     {
-      const uint64_t k_low = operand_at(m.stage(0, low)), k_high = operand_at(m.stage(0, first) + Memory::kPagePieceBytes);
+      const uint64_t k_low = operand_at(m.stage(0, low)),
+                     k_high = operand_at(m.stage(0, first) + Memory::kPagePieceBytes);
       open_products();
 #pragma unroll
       for (int i = 0; i < E / 16; ++i) {
@@ -348,7 +348,7 @@ __device__ void multiply_items(const Memory& m, const PrefillItems& items, int g
 #pragma unroll
       for (int i = 0; i < E / 16; ++i) multiply(Bf16{}, s, q + step(i), k + step(i), i > 0);
       commit_products();
-      weigh_values(diagonal);
+      weigh_values(o, p, diagonal);
       named_barrier_arrive(kTurns + (group ^ 1), 256);
       wait_products<1>();
       settle(s);
@@ -362,8 +362,7 @@ __device__ void multiply_items(const Memory& m, const PrefillItems& items, int g
       for (int i = 0; i < E / 2; ++i) o[i] *= factor[i >> 1 & 1];
       round_weights(p, s);
     }
-    open_products();
-    weigh_values(blocks == 0);
+    weigh_values(o, p, blocks == 0);
     wait_products<0>();
     settle(o);
     release_values(blocks == 0);
@@ -425,9 +424,7 @@ AttentionPlan::AttentionPlan(const Batch& batch, Dtype kv) {
     seen_start.push_back(own == OwnPages::call ? first : seen_rows);
     if (rows == 0) continue;
     const int64_t first_page = batch.past[b] / kKvPageTokens, last_page = (end - 1) / kKvPageTokens;
-    const int64_t pages = own == OwnPages::apart    ? last_page
-                          : own == OwnPages::stored ? (last_page / 2 + 1) * 2
-                                                    : 0;
+    const int64_t pages = own == OwnPages::apart ? last_page : own == OwnPages::stored ? (last_page / 2 + 1) * 2 : 0;
     seen_rows += pages * kKvPageTokens;
     seen_pages = std::max(seen_pages, pages);
     for (int64_t i = first_page / 2; i <= last_page / 2; ++i) {

@@ -43,11 +43,11 @@ struct AttentionPrefill {
   const Bf16* q = nullptr;  // (T, H, E)
   const Bf16* k = nullptr;  // (T, J, E)
   const Bf16* v = nullptr;
-  KvCache cache;  ///< its arrays in device memory, like everything here
-  const int64_t* start = nullptr;         // (B + 1)
-  const int64_t* past = nullptr;          // (B)
-  const int64_t* seen_start = nullptr;    // (B) of the plan
-  const AttentionTile* tiles = nullptr;   // of the plan
+  KvCache cache;                           ///< its arrays in device memory, like everything here
+  const int64_t* start = nullptr;          // (B + 1)
+  const int64_t* past = nullptr;           // (B)
+  const int64_t* seen_start = nullptr;     // (B) of the plan
+  const AttentionTile* tiles = nullptr;    // of the plan
   int sequences = 0, rows = 0, heads = 0;  ///< B, T, H
   void* out = nullptr;                     // (T, H, E) bf16, e4m3 or f32
   Dtype out_type = Dtype::bf16;

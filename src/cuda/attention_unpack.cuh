@@ -1,6 +1,7 @@
 // What attention_prefill.cu reads beside q, k and v of the call, as BF16 rows that the copy engine can take.
 //
-// seen:   (2 (K, V), S, J, E) what queries of later pages see: INT4 pages decoded, sinks exact. (q - 7.5) s f has at most
+// seen:   (2 (K, V), S, J, E) what queries of later pages see: INT4 pages decoded, sinks exact. (q - 7.5) s f has at
+// most
 //         eight significant bits: BF16 loses nothing. Token-wise formats: every token, then zeros to a whole tile.
 // edges:  (2, B, 2 (first, last), 64, J, E) the exact first and last page of the call's rows. The first may have begun
 //         before the call, in the tail; the last ends in zeros, because what follows in k and v belongs to others, and
@@ -54,8 +55,8 @@ __device__ inline void read_page(Bf16* rows, const KvCache& c, int64_t b, int64_
                                  int which) {
   const KvPageLayout& layout = c.layout;
   const int E = layout.head_dim;
-  const uint8_t* data = c.pages + (count > 0 ? c.page_table[b * c.table_width + page] * c.kv_heads + head : 0) *
-                                      layout.page_bytes();
+  const uint8_t* data =
+      c.pages + (count > 0 ? c.page_table[b * c.table_width + page] * c.kv_heads + head : 0) * layout.page_bytes();
   if (layout.dtype == Dtype::int4) {
     decode_page(rows, data, layout, which, (which ? c.value_factor : c.key_factor)[head]);
     if (page > 0) return;
@@ -65,7 +66,8 @@ __device__ inline void read_page(Bf16* rows, const KvCache& c, int64_t b, int64_
     return;
   }
   const uint8_t* codes = data + (which ? layout.value_offset() : 0);
-  const float* scales = reinterpret_cast<const float*>(data + (which ? layout.value_scale_offset() : layout.key_scale_offset()));
+  const float* scales =
+      reinterpret_cast<const float*>(data + (which ? layout.value_scale_offset() : layout.key_scale_offset()));
   for (int i = threadIdx.x; i < kKvPageTokens * E; i += blockDim.x) {
     const int token = i / E;
     rows[i] = Bf16{0};
@@ -76,7 +78,8 @@ __device__ inline void read_page(Bf16* rows, const KvCache& c, int64_t b, int64_
 }
 
 /// The exact rows of one of the call's pages, zeros where it has none.
-__device__ inline void gather_page(Bf16* rows, const AttentionPrefill& a, int64_t b, int64_t page, int head, int which) {
+__device__ inline void gather_page(Bf16* rows, const AttentionPrefill& a, int64_t b, int64_t page, int head,
+                                   int which) {
   const KvCache& c = a.cache;
   const int E = c.layout.head_dim;
   const int64_t past = a.past[b], end = past + a.start[b + 1] - a.start[b];
