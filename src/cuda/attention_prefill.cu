@@ -26,8 +26,7 @@ namespace fut::cuda {
 namespace {
 
 constexpr int kMathRegisters = 232, kCopyRegisters = 40, kBlockThreads = 384;
-constexpr int kTurns = 1;          ///< named barriers kTurns, kTurns + 1: a warpgroup's turn
-constexpr int kNowhere = 1 << 30;  ///< a row beyond every matrix: the copy engine brings zeros
+constexpr int kTurns = 1;  ///< named barriers kTurns, kTurns + 1: a warpgroup's turn
 
 struct PrefillMaps {
   CUtensorMap q, seen[2], own[2], edges[2];  // keys, values
@@ -415,43 +414,6 @@ void launch_items(const char* op, const PrefillMaps& maps, const PrefillItems& i
 constexpr int64_t kCounterElements = 128;  ///< the scratch begins with the counter of items
 
 }  // namespace
-
-AttentionPlan::AttentionPlan(const Batch& batch, Dtype kv) {
-  const bool past = std::any_of(batch.past, batch.past + batch.sequences, [](int64_t p) { return p > 0; });
-  own = kv == Dtype::int4 ? OwnPages::apart : kv == Dtype::bf16 && !past ? OwnPages::call : OwnPages::stored;
-  for (int64_t b = 0; b < batch.sequences; ++b) {
-    const int64_t first = batch.start[b], rows = batch.start[b + 1] - first, end = batch.past[b] + rows;
-    seen_start.push_back(own == OwnPages::call ? first : seen_rows);
-    if (rows == 0) continue;
-    const int64_t first_page = batch.past[b] / kKvPageTokens, last_page = (end - 1) / kKvPageTokens;
-    const int64_t pages = own == OwnPages::apart ? last_page : own == OwnPages::stored ? (last_page / 2 + 1) * 2 : 0;
-    seen_rows += pages * kKvPageTokens;
-    seen_pages = std::max(seen_pages, pages);
-    for (int64_t i = first_page / 2; i <= last_page / 2; ++i) {
-      AttentionTile t{};
-      t.row = static_cast<int32_t>(first - batch.past[b] + i * kAttentionTile);
-      t.first = static_cast<int32_t>(first), t.last = static_cast<int32_t>(first + rows);
-      t.seen = static_cast<int32_t>(seen_start[b]);
-      t.blocks = static_cast<int32_t>(i);
-      for (int w = 0; w < 2; ++w) {
-        const int64_t page = 2 * i + w;
-        const bool edge = page == first_page || page == last_page;
-        if (own == OwnPages::stored) {
-          t.own[w] = static_cast<int32_t>(t.seen + page * kKvPageTokens);
-        } else if (page < first_page || page > last_page) {
-          t.own[w] = kNowhere;
-        } else if (edge) {
-          t.own[w] = static_cast<int32_t>((2 * b + (page != first_page)) * kKvPageTokens);
-          t.edges |= 1 << w;
-        } else {
-          t.own[w] = t.row + w * kKvPageTokens;
-        }
-      }
-      tiles.push_back(t);
-    }
-  }
-  std::stable_sort(tiles.begin(), tiles.end(), [](const auto& a, const auto& b) { return a.blocks > b.blocks; });
-}
 
 size_t attention_prefill_bytes(const AttentionPlan& plan, int sequences, int kv_heads, int head_dim) {
   const int64_t rows = plan.seen_rows + int64_t{sequences} * 2 * kKvPageTokens;

@@ -3,41 +3,9 @@
 
 #include <cuda_runtime.h>
 
-#include <vector>
-
-#include "ops/ops.h"
+#include "cuda/attention_plan.h"
 
 namespace fut::cuda {
-
-inline constexpr int kAttentionTile = 2 * kKvPageTokens;  ///< queries of an item, and keys of a block
-
-/// Where the keys of the queries' own pages are.
-enum class OwnPages {
-  call,    ///< in k and v of this call, which also are all that was before: a BF16 cache without a past
-  apart,   ///< there too, but later pages see them otherwise: INT4
-  stored,  ///< in the cache, like all others
-};
-
-/// Two pages of queries of one sequence, from an even page on. Rows are packed rows; those of k, v and scratch too.
-struct AttentionTile {
-  int32_t row;          ///< of the tile's first position; may lie before `first`
-  int32_t first, last;  ///< the sequence has rows first .. last - 1
-  int32_t seen;         ///< row, among what is seen, of the sequence's position 0
-  int32_t blocks;       ///< of kAttentionTile tokens before the tile
-  int32_t own[2];       ///< row of the page in k and v of this call (stored: among what is seen)
-  int32_t edges;        ///< bit w: page w is `own[w]` in the edges instead
-};
-
-/// The tiles of a call, longest first, and the scratch that it needs.
-struct AttentionPlan {
-  OwnPages own = OwnPages::call;
-  std::vector<AttentionTile> tiles;
-  std::vector<int64_t> seen_start;  ///< (B) row of position 0
-  int64_t seen_rows = 0;            ///< to be unpacked; 0 where k and v of this call serve
-  int64_t seen_pages = 0;           ///< to be unpacked, of the sequence with most of them
-
-  AttentionPlan(const Batch& batch, Dtype kv);
-};
 
 struct AttentionPrefill {
   const Bf16* q = nullptr;  // (T, H, E)
