@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/attention.h"
+#include "cuda/attention_prefill.h"
 #include "cuda/cache.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/device_memory.cuh"
@@ -149,7 +150,7 @@ class CudaBackend final : public Backend {
 
   void qkv_rope_cache(const QkvArgs& args) override { qkv("qkv_rope_cache", args, false); }
   void qkv_rope_append(const QkvArgs& args) override { qkv("qkv_rope_append", args, true); }
-  void attention_prefill(const AttentionArgs& args) override { attend("attention_prefill", args, false); }
+  void attention_prefill(const AttentionArgs& args) override { attend_prefill("attention_prefill", args); }
   void attention_decode(const AttentionArgs& args) override { attend("attention_decode", args, true); }
   void o_proj_residual(const ResidualGemmArgs& args) override { residual_gemm("o_proj_residual", args); }
   void down_residual(const ResidualGemmArgs& args) override { residual_gemm("down_residual", args); }
@@ -568,6 +569,41 @@ class CudaBackend final : public Backend {
       copy_to_e4m3(args.residual, rows, N, stream_);
   }
 
+  void attend_prefill(const char* op, const AttentionArgs& args) {
+    validate_attention(args, false);
+    if (args.batch.rows == 0) return;
+    const DeviceBatch batch = on_device(args.batch, args.cache);
+    const Operand out = on_device(args.out);
+    const int E = args.cache.layout.head_dim, width = args.heads * E;
+    const bool direct = !out.amax && !out.row_scale && (out.dtype == Dtype::bf16 || out.dtype == Dtype::e4m3);
+    const AttentionPlan plan(args.batch, args.cache.layout.dtype);
+    tiles_.begin();
+    const size_t tiles = tiles_.add(plan.tiles.data(), plan.tiles.size()),
+                 seen_start = tiles_.add(plan.seen_start.data(), plan.seen_start.size());
+    tiles_.send(stream_);
+    AttentionPrefill a;
+    a.q = static_cast<const Bf16*>(args.q);
+    a.k = static_cast<const Bf16*>(args.k);
+    a.v = static_cast<const Bf16*>(args.v);
+    a.cache = batch.cache;
+    a.start = batch.start;
+    a.past = batch.map.past;
+    a.seen_start = tiles_.at<int64_t>(seen_start);
+    a.tiles = tiles_.at<AttentionTile>(tiles);
+    a.sequences = static_cast<int>(args.batch.sequences);
+    a.rows = static_cast<int>(args.batch.rows);
+    a.heads = args.heads;
+    a.out = direct ? out.data : y_.reserve<float>(static_cast<size_t>(a.rows) * width, stream_);
+    a.out_type = direct ? out.dtype : Dtype::f32;
+    a.out_scale = out.scale;
+    a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
+    a.scratch = unpacked_.reserve<Bf16>(
+        attention_prefill_bytes(plan, a.sequences, a.cache.kv_heads, E) / sizeof(Bf16), stream_);
+    cuda::attention_prefill(op, plan, a, stream_);
+    if (!direct) store_operand(out, static_cast<float*>(a.out), false, a.rows, width, stream_);
+    collect_amax(args.out);
+  }
+
   void attend(const char* op, const AttentionArgs& args, bool decode) {
     validate_attention(args, decode);
     if (args.batch.rows == 0) return;
@@ -622,8 +658,8 @@ class CudaBackend final : public Backend {
   const int64_t step_rows_;  ///< decode_step() takes no more
   cudaStream_t stream_ = nullptr;
   cudaMemPool_t pool_ = nullptr;
-  Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_, residual_sums_, bands_;
-  Mirror batch_, tokens_, rows_, layers_;
+  Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_, residual_sums_, bands_, unpacked_;
+  Mirror batch_, tokens_, rows_, layers_, tiles_;
   Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
   Scratch y_rows_, step_rows_of_[3], flags_;         ///< of a batch's
   StepFault* fault_seen_ = nullptr;                  ///< in host memory

@@ -90,12 +90,6 @@ __device__ inline uint32_t e4m3_pair(float x, float y) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(y), "f"(x));
   return pair;
 }
-/// to_bf16() of two floats in one instruction; NaN stays NaN.
-__device__ inline uint32_t bf16_words(float x, float y) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
-  return pair;
-}
 __device__ inline float2 floats_of(uint32_t bf16_pair) {
   return {__uint_as_float(bf16_pair << 16), __uint_as_float(bf16_pair & 0xffff0000u)};
 }
@@ -103,7 +97,7 @@ __device__ inline float2 floats_of(uint32_t bf16_pair) {
 // Eight values of a row, aligned to their own size.
 __device__ inline void store_eight(Bf16* to, const float (&v)[8]) {
   *reinterpret_cast<uint4*>(to) =
-      make_uint4(bf16_words(v[0], v[1]), bf16_words(v[2], v[3]), bf16_words(v[4], v[5]), bf16_words(v[6], v[7]));
+      make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
 }
 __device__ inline void store_eight(E4m3* to, const float (&v)[8]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(e4m3_pair(v[0], v[1]) | e4m3_pair(v[2], v[3]) << 16,
@@ -249,7 +243,7 @@ struct ResidualEpilogue {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float2 x = floats_of(old[i]);
-          now[i] = bf16_words(x.x + y[at.index(block, 2 * i, half)], x.y + y[at.index(block, 2 * i + 1, half)]);
+          now[i] = bf16_pair(x.x + y[at.index(block, 2 * i, half)], x.y + y[at.index(block, 2 * i + 1, half)]);
           const float2 v = floats_of(now[i]);
           add_squares(sum, v);
           largest = __hmax2(largest, __habs2(reinterpret_cast<const __nv_bfloat162&>(now[i])));

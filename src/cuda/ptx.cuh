@@ -200,6 +200,13 @@ __device__ inline uint32_t e4m3x2_to_half2(uint32_t x) {
   return y;
 }
 
+/// Two floats, rounded; `low` in the low half.
+__device__ inline uint32_t bf16_pair(float low, float high) {
+  uint32_t y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
 /// Makes the compiler finish these values here: what frees a buffer must come after the last use of its contents.
 __device__ inline void settle(const float (&x)[4]) {
   asm volatile("" ::"f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
@@ -226,6 +233,11 @@ __device__ inline void give_registers() {
 /// Barrier among `threads` threads of the block (id 1..15; 0 is __syncthreads).
 __device__ inline void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Counts this thread in without waiting: for those who do named_barrier().
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace fut::cuda

@@ -25,8 +25,6 @@ __device__ inline uint32_t half_pair(float x, float y) {
 /// to_half_saturated() in one instruction.
 __device__ inline Half half_saturated(float x) { return {static_cast<uint16_t>(half_pair(x, 0.0f))}; }
 
-__device__ inline uint32_t bf16_pair(float x, float y) { return to_bf16(x).bits | uint32_t{to_bf16(y).bits} << 16; }
-
 // How a product over K is summed, whatever kernel makes it and however large the batch is: k-tile j belongs to class
 // j % 8, a class is summed in the order of k, and the classes are added by pairs of neighbours. So warps, or blocks,
 // may share the classes of a row in any aligned way and give the same bits.
