@@ -403,6 +403,18 @@ TEST_F(HfFolderTest, ReadsWhatThePackageCompressedTensorsWrites_D05) {
   }
 }
 
+/// Only with folders from outside: see scripts/judges/quantised_folders.py.
+TEST(HfFolderJudge, ValuesAreThoseOfThePackage) {
+  const char *folder = std::getenv("FUT_FOLDER"), *values = std::getenv("FUT_VALUES");
+  if (!folder || !values) GTEST_SKIP() << "FUT_FOLDER and FUT_VALUES name no folders";
+  const auto ours = Checkpoint::open(folder), theirs = Checkpoint::open(values);
+  for (const TensorInfo& tensor : theirs->tensors()) {
+    ASSERT_NE(ours->find(tensor.name), nullptr) << tensor.name;
+    EXPECT_EQ(ours->find(tensor.name)->shape, tensor.shape) << tensor.name;
+    EXPECT_TRUE(bytes_of(ours->read_f32(tensor.name)) == bytes_of(theirs->read_f32(tensor.name))) << tensor.name;
+  }
+}
+
 TEST_F(HfFolderTest, FindsTheChatTemplate) {
   write_model(one("a", 1));
   const auto with_config = [&](const char* config) {

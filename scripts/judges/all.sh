@@ -18,6 +18,7 @@ for name in architectures rope chat_template tokenizer qwen_tokenizer gguf_block
 [[ -n $build ]] || exit $code
 judge chat_template.py --program "$build/bin/chat_template_test" --templates tests/chat_templates
 judge qwen_tokenizer.py --program "$build/bin/fut"
+judge quantised_folders.py --build "$build"
 for folder in ${TOKENIZERS:+"$TOKENIZERS"/*/}; do
   judge tokenizer.py --program "$build/bin/spm_test" --folder "$folder" --texts "$texts"
 done

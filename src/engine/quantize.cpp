@@ -80,6 +80,7 @@ Json quantization_config(Dtype dtype, int group) {
   return {{"quant_method", "compressed-tensors"},
           {"format", dtype == Dtype::int4 ? "pack-quantized" : "float-quantized"},
           {"quantization_status", "compressed"},
+          {"kv_cache_scheme", nullptr},
           {"ignore", {"lm_head"}},
           {"config_groups", {{"group_0", scheme}}}};
 }
@@ -137,6 +138,7 @@ class FolderWriter {
       : config_(source.config), dtype_(dtype), options_(options), writer_((folder / "model.safetensors").string()) {
     Json config = parse_json(source.decode->config_json(), source.decode->config_place());
     config["quantization_config"] = quantization_config(dtype, options.group);
+    config.erase("dtype");  // a newer name of the next, which says what others compute in
     config["torch_dtype"] = "bfloat16";
     if (options.rotate_residual) config["tie_word_embeddings"] = false;
     write_text(folder / "config.json", config.dump(1) + "\n");
