@@ -562,7 +562,7 @@ class CudaBackend final : public Backend {
     in.rows = rows;
     ResidualOutput out;
     out.residual = on_device(args.residual);
-    out.partial = residual_sums_.reserve<float2>(residual_partials(rows, N), stream_);
+    out.sums = residual_sums_.reserve<PrefillRowSum>(rows, stream_, true);
     out.arrived = bands_.reserve<unsigned>(static_cast<size_t>(rows) / kPrefillTileRows + 2, stream_, true);
     gemm_prefill(op, args.weight, in, out, stream_);
     if (args.residual.x8 && args.residual.x8_scaling == Fp8Scaling::exact)
@@ -597,8 +597,8 @@ class CudaBackend final : public Backend {
     a.out_type = direct ? out.dtype : Dtype::f32;
     a.out_scale = out.scale;
     a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
-    a.scratch = unpacked_.reserve<Bf16>(
-        attention_prefill_bytes(plan, a.sequences, a.cache.kv_heads, E) / sizeof(Bf16), stream_);
+    a.scratch = unpacked_.reserve<Bf16>(attention_prefill_bytes(plan, a.sequences, a.cache.kv_heads, E) / sizeof(Bf16),
+                                        stream_);
     cuda::attention_prefill(op, plan, a, stream_);
     if (!direct) store_operand(out, static_cast<float*>(a.out), false, a.rows, width, stream_);
     collect_amax(args.out);

@@ -119,8 +119,7 @@ __device__ void prefill_copies(const PrefillRing<Shape>& ring, const CUtensorMap
       bring_b(k, k, b_row);
     }
     if (turn == 0) wait_for_previous_kernel();
-    if (turn > 0) barrier_wait(ring.columns_empty(), (turn & 1) ^ 1);
-    bring_columns(b_row);
+    const int filled = min(Shape::kStages, cut.steps) - 1;
 #pragma unroll 1
     for (int k = 0; k < cut.steps; ++k, ++step) {
       if (k >= early) {
@@ -129,6 +128,10 @@ __device__ void prefill_copies(const PrefillRing<Shape>& ring, const CUtensorMap
       }
       tensor_copy(ring.a(place.stage), &a_map, k * Shape::kDepth, a_row, ring.full(place.stage));
       if (k >= early) bring_b(place.stage, k, b_row);
+      if (k == filled) {  // not before: those of the last tile may still be in use
+        if (turn > 0) barrier_wait(ring.columns_empty(), (turn & 1) ^ 1);
+        bring_columns(b_row);
+      }
       place.next();
     }
   }
@@ -145,6 +148,7 @@ __device__ void prefill_bands(const PrefillRing<Shape>& ring, const CUtensorMap&
   };
   wait_for_previous_kernel();
   if (threadIdx.x == 32) bring(first);
+#pragma unroll 1
   for (int tile = first, turn = 0; tile < tiles; tile += count, ++turn) {
     const int2 at = prefill_tile(tile, cut);
     const int row_tile = at.x * cluster + rank;
@@ -225,7 +229,7 @@ __global__ void __launch_bounds__(PrefillShape<Element, kTileCols, Epilogue>::kT
   if (cluster > 1) cluster_barrier();  // closes: the same, by the other block
   release_next_kernel();
   if (group == 0) {
-    give_registers<40>();
+    give_registers<48>();
     if (threadIdx.x == 0) prefill_copies<Shape>(ring, a_map, b_map, cut, columns, rank, cluster, first, count, tiles);
     if constexpr (Epilogue::kBands) {
       if (threadIdx.x >= 32)

@@ -60,14 +60,19 @@ struct SwigluOutput {
   unsigned long long* saturated = nullptr;
 };
 
+/// What the tiles of a row have added up so far (prefill_epilogues.cuh).
+struct alignas(16) PrefillRowSum {
+  unsigned long long units;  ///< of the sum of squares
+  unsigned largest;          ///< magnitude, as the bits of a float
+};
+
 /// x (M, N) bf16 += y, its sums of squares, and the e4m3 copy: under the row's norm from before, rows that have
-/// outgrown it exactly. Where the copy is to be exact throughout, it is left to requantise_rows().
+/// outgrown it exactly. Where the copy is to be exact throughout, it is left to copy_to_e4m3().
 struct ResidualOutput {
   Residual residual;
-  float2* partial = nullptr;    // (M, col_tiles) sums of squares and largest magnitudes; scratch
-  unsigned* arrived = nullptr;  // (row tiles) zeros; left as zeros
+  PrefillRowSum* sums = nullptr;  // (M) zeros; left as zeros
+  unsigned* arrived = nullptr;    // (row tiles) zeros; left as zeros
 };
-size_t residual_partials(int rows, int cols);
 
 /// Whether a product of this weight has a kernel here: placed for prefill, e4m3 or bf16.
 bool gemm_prefill_takes(const Weight& weight);

@@ -3,8 +3,6 @@
 
 namespace fut::cuda {
 
-size_t residual_partials(int rows, int cols) { return static_cast<size_t>(rows) * ((cols + 127) / 128); }
-
 void gemm_prefill(const char* op, const Weight& weight, const PrefillInput& a, const ResidualOutput& out,
                   cudaStream_t stream) {
   dispatch_prefill<ResidualEpilogue>(op, weight, a, out, choose_prefill_tiles(a.rows, weight.rows, multiprocessors()),

@@ -207,17 +207,19 @@ struct ResidualEpilogue {
   using Output = ResidualOutput;
   static constexpr bool kPaired = false, kBands = true;
 
-  /// What one unit of x is in codes.
+  /// What one unit of x is in codes, and one of a sum of squares in PrefillRowSum's.
   template <int>
   struct Ahead {
-    float to_code[2];
+    float to_code[2], inverse_unit[2];
 
     template <class Place>
     __device__ void load(const ResidualOutput& out, const Place& at) {
-      for (int half = 0; half < 2; ++half)
-        to_code[half] = copies(out.residual) && at.has_row(half)
-                            ? code_per_unit(out.residual, at.row + 8 * half, at.cut.cols)
-                            : 0.0f;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float before = at.has_row(half) ? out.residual.sum_squares[at.row + 8 * half] : 1.0f;
+        to_code[half] = code_per_unit(out.residual, before, at.cut.cols);
+        inverse_unit[half] = __fdividef(1.0f, sum_unit(before));
+      }
     }
   };
 
@@ -260,7 +262,7 @@ struct ResidualEpilogue {
         most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
       }
       if (at.has_row(half) && threadIdx.x % 4 == 0)
-        out.partial[int64_t{at.row + 8 * half} * at.cut.col_tiles + at.col_tile] = {sum, most};
+        add_to_row(out.sums[at.row + 8 * half], sum * ahead.inverse_unit[half], most);
     }
     copy_engine_fence();  // the tile before the copy engine takes it away
   }
@@ -296,9 +298,11 @@ struct ResidualEpilogue {
     }
     named_barrier(1, kThreads);
     if (shared[0] != 0.0f) {
+#pragma unroll 1
       for (int i = thread; i < kPrefillTileRows; i += kThreads)
         outgrown[i] = finish_row(out, row_tile * kPrefillTileRows + i, cut);
       named_barrier(1, kThreads);
+#pragma unroll 1
       for (int i = thread / 32; i < kPrefillTileRows; i += kThreads / 32) {
         if (outgrown[i] > 0.0f)
           scale_exactly(out.residual, int64_t{row_tile} * kPrefillTileRows + i, cut.cols, outgrown[i]);
@@ -311,30 +315,33 @@ struct ResidualEpilogue {
   __device__ static bool copies(const Residual& r) { return r.x8 && r.x8_scaling != Fp8Scaling::exact; }
 
   /// What one unit of x is in codes under the row's norm from before.
-  __device__ static float code_per_unit(const Residual& r, int64_t t, int N) {
-    return inverse_rms_of(r.sum_squares[t], N, r.eps) * kResidualHeadroom;
+  __device__ static float code_per_unit(const Residual& r, float sum_before, int N) {
+    return inverse_rms_of(sum_before, N, r.eps) * kResidualHeadroom;
+  }
+
+  // Tiles add their parts of a row's sum up in no order, and yet get the same sum: in integers, whose unit is a 2^-26th
+  // of the sum from before. A sum may grow 2^36 fold.
+  __device__ static float sum_unit(float before) { return fmaxf(before, 1e-30f) * 0x1p-26f; }
+  __device__ static void add_to_row(PrefillRowSum& row, float units, float largest) {
+    atomicAdd(&row.units, __float2ull_rn(units));
+    atomicMax(&row.largest, __float_as_uint(largest));
   }
 
   /// Returns the scale that the row needs instead of its norm's, or 0.
   __device__ static float finish_row(const ResidualOutput& out, int64_t t, const PrefillCut& cut) {
     if (t >= cut.rows) return 0.0f;
     const Residual& r = out.residual;
-    float sum = 0.0f, largest = 0.0f;
-    const float2* parts = out.partial + t * cut.col_tiles;
-#pragma unroll 8
-    for (int i = 0; i < cut.col_tiles; ++i) {
-      const float2 part = __ldcg(parts + i);
-      sum += part.x;
-      largest = fmaxf(largest, part.y);
-    }
+    const uint4 words = __ldcg(reinterpret_cast<const uint4*>(out.sums + t));
+    const float before = r.sum_squares[t], largest = __uint_as_float(words.z);
+    *reinterpret_cast<uint4*>(out.sums + t) = make_uint4(0, 0, 0, 0);
     float exact = 0.0f;
     if (copies(r)) {
-      const float scale = __frcp_rn(code_per_unit(r, t, cut.cols));
+      const float scale = __frcp_rn(code_per_unit(r, before, cut.cols));
       if (!(largest <= scale * kE4m3Max)) exact = e4m3_scale(largest);
       r.x8_scale[t] = exact > 0.0f ? exact : scale;
       if (exact > 0.0f && r.requantised) atomicAdd(reinterpret_cast<unsigned long long*>(r.requantised), 1ull);
     }
-    r.sum_squares[t] = sum;
+    r.sum_squares[t] = fmaf(static_cast<float>(words.y), 0x1p32f, static_cast<float>(words.x)) * sum_unit(before);
     return exact;
   }
 
