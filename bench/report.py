@@ -65,7 +65,8 @@ def read(path):
 
 
 def is_peer(row):
-    return row["op"].startswith(("torch_", "transformers_", "cublaslt_")) or row["op"] in ("read", "copy")
+    makers = ("torch_", "transformers_", "cublaslt_", "cudnn_", "flash_")
+    return row["op"].startswith(makers) or row["op"] in ("read", "copy")
 
 
 def choose_run(rows, commit, date):
@@ -151,7 +152,8 @@ def formats(numbers):
 
 def operations(numbers):
     """Every op of ours, alone: microseconds and share of the ceiling, a column a point."""
-    ops = list(dict.fromkeys(k[0] for k in numbers.us if k[0] not in PARTS and not is_peer({"op": k[0]})))
+    ops = list(dict.fromkeys(k[0] for k in numbers.us
+                             if k[0] not in PARTS and not k[0].startswith("prefill_") and not is_peer({"op": k[0]})))
     points = numbers.points(ops)
     cells = []
     for op in ops:
@@ -167,11 +169,74 @@ def ceilings(numbers, products):
     for key, us in numbers.us.items():
         if key[0] in ("read", "copy"):
             rows.append([key[0], NONE, NONE, number(us), f"{numbers.bytes[key] / us / 1e6:.2f} TB/s"])
-        product = re.fullmatch(r"cublaslt_(\w+?)_(qkv|o|gate_up|down)", key[0])
+        product = re.fullmatch(r"cublaslt_(\w+?)_(qkv|o|gate_up|down)(/burst)?", key[0])
         if product and (key[1], product[2]) in products:
             n, k = products[key[1], product[2]]
-            rows.append([f"cuBLASLt {product[1]}", f"{key[1]} {product[2]}", str(key[2]), number(us),
+            rows.append([f"cuBLASLt {product[1]}{product[3] or ''}", f"{key[1]} {product[2]}", str(key[2]), number(us),
                          f"{2 * key[2] * n * k / us / 1e9:.3f} PFLOP/s"])
+    return rows
+
+
+PRODUCT_OPS = {"qkv_rope_cache": "qkv", "o_proj_residual": "o", "gate_up_swiglu": "gate_up", "down_residual": "down"}
+SCALINGS = {"e4m3": ("", "/frozen", "/delayed"), "bf16": ("",)}
+
+
+def ratio(peer, ours):
+    return f"{peer / ours:.2f}x" if peer and ours else NONE
+
+
+def ours_in_prefill(numbers, op, point, weights):
+    """Whatever the cache's format: the first that the file has."""
+    return next((us for key, us in numbers.us.items() if key[0] == f"prefill_{op}" and key[1:5] == (*point, weights)),
+                None)
+
+
+def cudnn(numbers, point, burst=""):
+    return numbers.peer(f"cudnn_attention{burst}", point) or numbers.peer(f"flash_attention{burst}", point)
+
+
+def prefill_operations(numbers):
+    """Products beside cuBLASLt's bare ones (BF16 out), attention beside cuDNN's; all sustained but the column burst."""
+    rows = []
+    for op, part in (*PRODUCT_OPS.items(), ("attention_prefill", None)):
+        for weights in SCALINGS:
+            for point in numbers.points({f"prefill_{op}"}):
+                def peer(burst):
+                    if not part:
+                        return cudnn(numbers, point, burst)
+                    return numbers.peer(f"cublaslt_{weights}_{part}{burst}", (point[0], point[1] * point[2], 0))
+
+                ours = ours_in_prefill(numbers, op, point, weights)
+                if ours:
+                    swiglu = numbers.peer("cublaslt_bf16_swiglu_gate_up", (point[0], point[1] * point[2], 0))
+                    rows.append([op, weights, point[0], f"{point[1]} x {point[2]}", number(ours), number(peer("")),
+                                 number(peer("/burst")), ratio(peer(""), ours),
+                                 number(swiglu if part == "gate_up" else None)])
+    return rows
+
+
+def bare_parts(numbers, point):
+    """A block's products in cuBLASLt FP8 and its attention in cuDNN, one after the other; None where one is missing."""
+    parts = [numbers.peer(f"cublaslt_e4m3_{part}", (point[0], point[1] * point[2], 0)) for part in PRODUCT_OPS.values()]
+    parts.append(cudnn(numbers, point))
+    return sum(parts) if all(parts) else None
+
+
+def prefill_blocks(numbers):
+    """Whole prompts; a padded batch beside the same prompts ragged."""
+    rows = []
+    kinds = ("fp8", "fp8_row", "bf16")
+    ops = {f"prefill_block{s}{ragged}" for s in SCALINGS["e4m3"] for ragged in ("", "/ragged")}
+    for point in numbers.points(ops | {f"torch_{kind}_prefill_block" for kind in kinds}):
+        times = [numbers.peer(f"torch_{kind}_prefill_block", point) for kind in kinds]
+        for ragged in ("", "/ragged"):
+            for weights in SCALINGS:
+                for scaling in SCALINGS[weights]:
+                    us = ours_in_prefill(numbers, f"block{scaling}{ragged}", point, weights)
+                    if us:
+                        bare = bare_parts(numbers, point) if not ragged and weights == "e4m3" else None
+                        rows.append([weights + scaling + ragged, point[0], f"{point[1]} x {point[2]}", number(us),
+                                     number(bare), ratio(bare, us), *map(number, times), ratio(times[0], us)])
     return rows
 
 
@@ -197,6 +262,10 @@ def main():
     table("Our formats", ["", "model", "B", "context", "INT4", "E4M3", "BF16", "E4M3 / INT4", "BF16 / INT4"],
           formats(numbers))
     table("Operations", *operations(numbers))
+    table("Prefill: operations", ["", "weights", "model", "prompts", "ours", "cuBLASLt / cuDNN", "burst", "ratio",
+                                  "BF16 + SwiGLU"], prefill_operations(numbers))
+    table("Prefill: block", ["weights", "model", "prompts", "ours", "bare parts", "ratio", "torch FP8",
+                             "torch FP8 a row", "torch BF16", "FP8 / ours"], prefill_blocks(numbers))
     sys.path.insert(0, str(pathlib.Path(__file__).with_name("peers")))
     import common
 

@@ -115,6 +115,43 @@ TEST(Bench, BytesMoved) {
   EXPECT_EQ(measured("attention_decode", fp8).bytes, 3 * 2 * 131 * (64 + 64 + 8) + 3 * 256 * 2 * 2);
 }
 
+TEST(Bench, RaggedPromptsMoveWhatEachOfThemMoves) {
+  for (const Dtype kv : {Dtype::int4, Dtype::bf16}) {
+    BenchOptions ragged = tiny();
+    ragged.prefill = true;
+    ragged.weights = Dtype::e4m3;
+    ragged.kv = kv;
+    ragged.lengths = {70, 1, 129};
+    BenchOptions one = ragged;
+    one.batch = 1;
+    int64_t bytes = 0, flops = 0;
+    for (const int64_t length : ragged.lengths) {
+      one.lengths.clear();
+      one.tokens = length;
+      const BenchResult alone = measured("attention_prefill", one);
+      bytes += alone.bytes;
+      flops += alone.flops;
+      EXPECT_EQ(alone.flops, 4 * 4 * 64 * length * 130 + 2 * 4 * 64 * length * length);
+    }
+    const BenchResult together = measured("attention_prefill", ragged);
+    expect_sane(together, ragged);
+    EXPECT_EQ(together.bytes, bytes);
+    EXPECT_EQ(together.flops, flops);
+    EXPECT_EQ(measured("down_residual", ragged).flops, 2 * 200 * 128 * 320);
+    EXPECT_EQ(measured("lm_head", ragged).flops, 2 * 3 * 128 * 96);
+  }
+}
+
+TEST(Bench, EveryScalingOfPrefill) {
+  for (const Fp8Scaling scaling : {Fp8Scaling::exact, Fp8Scaling::frozen, Fp8Scaling::delayed}) {
+    BenchOptions options = tiny();
+    options.prefill = true;
+    options.weights = Dtype::e4m3;
+    options.scaling = scaling;
+    expect_sane(measured("block", options), options);
+  }
+}
+
 TEST(Bench, EnoughSetsToLeaveTheCache) {
   BenchOptions options = tiny();
   options.layers = 0;
@@ -175,9 +212,21 @@ TEST(BenchCommand, CsvHasOneHeaderAndALineForEveryRow) {
   EXPECT_EQ(fut("op o_proj_residual+gate_up_swiglu" + record).code, 0);
   EXPECT_NE(test::read_file(folder.file("record.csv")).find("\nabc,o_proj_residual+gate_up_swiglu,"),
             std::string::npos);
-  const Result prefill = fut("op --phase prefill" + record);
+  const std::string ragged = " --phase prefill --context 0 --prefill-scaling frozen --lengths ";
+  EXPECT_EQ(fut("block" + record + ragged + "17,3").code, 0);
+  EXPECT_NE(test::read_file(folder.file("record.csv")).find("\nabc,prefill_block/frozen/ragged,"), std::string::npos);
+  folder.write("lengths", "20\n3, 70\n");
+  const Result json = fut("block --json" + kQuick + ragged + "'" + folder.file("lengths") + "'");
+  EXPECT_EQ(nlohmann::json::parse(json.out).at("lengths"), (std::vector<int64_t>{20, 3, 70})) << json.err;
+  folder.write("lengths", "20\n3, -1\n");
+  const Result wrong = fut("block" + kQuick + ragged + "'" + folder.file("lengths") + "'");
+  EXPECT_EQ(wrong.code, 1);
+  EXPECT_NE(wrong.err.find("\"-1\" is no whole number"), std::string::npos) << wrong.err;
+  EXPECT_NE(fut("block" + kQuick + ragged + "/no/such/list").err.find("/no/such/list"), std::string::npos);
+  folder.write("op_less.csv", "commit,bytes\n");
+  const Result prefill = fut("op --phase prefill" + kQuick + " --csv '" + folder.file("op_less.csv") + "'");
   EXPECT_EQ(prefill.code, 1);
-  EXPECT_NE(prefill.err.find("record.csv: line 1 has no columns phase and tokens"), std::string::npos) << prefill.err;
+  EXPECT_NE(prefill.err.find("op_less.csv: line 1 has no column op"), std::string::npos) << prefill.err;
   folder.write("other.csv", "commit,colour\n");
   EXPECT_NE(fut("op" + kQuick + " --csv '" + folder.file("other.csv") + "'").err.find("colour"), std::string::npos);
   EXPECT_NE(fut("op" + kQuick + " --csv /no/such/folder/x.csv").err.find("/no/such/folder/x.csv"), std::string::npos);
@@ -210,6 +259,8 @@ TEST(BenchCommand, WrongNamesAreUsageErrorsThatTellTheKnownOnes) {
       {"op attention_decode --phase prefill", {"attention_decode", "attention_prefill"}},
       {"op --shape gpt-2", {"gpt-2", "smollm2-135m", "llama-3.1-70b"}},
       {"block --phase prefill --weights int4", {"int4", "decode"}},
+      {"block --lengths 3", {"--lengths", "prefill"}},
+      {"block --phase prefill --lengths 3 --tokens 3", {"--lengths", "--tokens"}},
       {"layer", {"layer", "op", "block", "step", "model"}}};
   for (const auto& [arguments, words] : wrong) {
     const Result result = fut(arguments);

@@ -31,6 +31,7 @@ using nlohmann::ordered_json;
 struct PartFlags {
   std::string what, op = "all";  ///< what: op, block or step
   std::string shape = "llama-3.1-8b", model, phase = "decode", weights = "int4", kv = "int4", head, group = "64";
+  std::string lengths, scaling = "exact";
   std::string backend = "auto", csv, commit;
   int threads = 0;
   float ceiling = 0;  ///< TB/s; 0: read_ceiling()
@@ -57,7 +58,9 @@ void add_flags(CLI::App& app, PartFlags& flags) {
   const std::vector<std::string> precisions = {"int4", "fp8", "bf16", "f32"};
   BenchOptions& o = flags.options;
   if (flags.what == "op")
-    add_argument(app, "NAME", flags.op, false, "an operation, several joined by + (A+B), or all (the default)");
+    add_argument(app, "NAME", flags.op, false,
+                 "an operation, several joined by + (A+B), layer for each of a "
+                 "layer's, or all (the default)");
   add_choice(app, "--shape", flags.shape, shape_names(), "whose sizes");
   add_text(app, "--model", flags.model, "MODEL", "the sizes of this model instead; its weights are not read");
   add_choice(app, "--phase", flags.phase, {"decode", "prefill"}, "one token a sequence, or whole prompts");
@@ -68,6 +71,9 @@ void add_flags(CLI::App& app, PartFlags& flags) {
   add_integer(app, "--batch", o.batch, {1, 4096}, "sequences");
   add_integer(app, "--context", o.context, {0, 1 << 24}, "tokens of each in the cache already; prefill: 0 by itself");
   add_integer(app, "--tokens", o.tokens, {1, 1 << 24}, "prefill: new tokens of each sequence");
+  add_text(app, "--lengths", flags.lengths, "LIST",
+           "prefill: new tokens of every sequence, as 17,300,64, or a file of them; instead of --tokens and --batch");
+  add_choice(app, "--prefill-scaling", flags.scaling, {"exact", "frozen", "delayed"}, "FP8 activation scales");
   add_integer(app, "--layers", o.layers, {0, 10000},
               flags.what == "step"
                   ? "layers of the step; 0: the shape's"
@@ -102,6 +108,14 @@ std::string footer(const std::string& what) {
         "a decode step as one kernel where that is faster; FUT_STEP_ROWS says up to how many sequences (0: never; 32\n"
         "at most). Row \"layer\": the step less one with half the layers, by the number of layers between them.";
   }
+  text +=
+      "\n\nPFLOP/s: of products, and of causal attention counted as half of its square. In prefill FP8 activations "
+      "have\n"
+      "exact scales by itself; frozen and delayed ones are such as fit the random numbers. In CSV such a row is "
+      "called\n"
+      "prefill_NAME, with /frozen, /delayed and /ragged (--lengths) behind it; a file without a column tokens gets "
+      "the\n"
+      "cached and new tokens of the longest sequence as its context.";
   const std::string example = what == "op" ? "op attention_decode" : what;
   return text + fmt::format(
                     "\n\nExamples:\n  fut bench {0} --shape llama-3.1-8b --batch 8 --context 2048\n"
@@ -109,7 +123,28 @@ std::string footer(const std::string& what) {
                     example);
 }
 
-/// What the flags mean together; throws nothing that is not about a model's file.
+/// "17,300,64", or the name of a file with such numbers, apart by commas, spaces or lines. Error where it is neither.
+std::vector<int64_t> parse_lengths(const std::string& list) {
+  std::string text = list;
+  if (list.find_first_not_of("0123456789,") != list.npos) {
+    std::ifstream file(list);
+    FUT_CHECK(file, "--lengths ", list, ": is no list of lengths such as 17,300 and no file that can be read");
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  std::replace(text.begin(), text.end(), ',', ' ');
+  std::vector<int64_t> lengths;
+  std::istringstream words(text);
+  for (std::string word; words >> word; lengths.push_back(std::stoll(word))) {
+    const bool digits = word.size() <= 8 && word.find_first_not_of("0123456789") == word.npos;
+    FUT_CHECK(digits && std::stoll(word) > 0 && std::stoll(word) <= 1 << 24, "--lengths ", list, ": \"", word,
+              "\" is no whole number from 1 to ", 1 << 24);
+  }
+  FUT_CHECK(!lengths.empty() && lengths.size() <= 4096, "--lengths ", list, ": names ", lengths.size(),
+            " lengths, from 1 to 4096 can be");
+  return lengths;
+}
+
+/// What the flags mean together; throws nothing that is not about a file.
 void resolve(const CLI::App& app, PartFlags& flags) {
   if (flags.prefill() && !given(app, "--weights")) flags.weights = "fp8";
   if (flags.prefill() && !given(app, "--context")) flags.options.context = 0;
@@ -118,6 +153,14 @@ void resolve(const CLI::App& app, PartFlags& flags) {
   o.weights = dtype_of(flags.weights);
   o.kv = dtype_of(flags.kv);
   if (!flags.head.empty()) o.head = dtype_of(flags.head);
+  o.scaling = flags.scaling == "frozen"    ? Fp8Scaling::frozen
+              : flags.scaling == "delayed" ? Fp8Scaling::delayed
+                                           : Fp8Scaling::exact;
+  if (!flags.lengths.empty()) {
+    o.lengths = parse_lengths(flags.lengths);
+    o.batch = static_cast<int64_t>(o.lengths.size());
+    o.tokens = *std::max_element(o.lengths.begin(), o.lengths.end());
+  }
   o.group = std::stoi(flags.group);
   if (!flags.model.empty()) {
     o.config = model_shape(flags.model);
@@ -171,9 +214,16 @@ Columns columns_of(const PartFlags& flags, std::optional<double> ceiling) {
   std::istringstream names(line);
   for (std::string name; std::getline(names, name, ',');) columns.push_back(name);
   const auto has = [&](const char* name) { return std::find(columns.begin(), columns.end(), name) != columns.end(); };
-  FUT_CHECK(!flags.prefill() || (has("phase") && has("tokens")), flags.csv,
-            ": line 1 has no columns phase and tokens, so that prefill would pass for decode");
+  FUT_CHECK(!flags.prefill() || has("op"), flags.csv, ": line 1 has no column op, which tells prefill from decode");
   return columns;
+}
+
+/// A row's op in a file: prefill, its scales and ragged prompts show in the name, for not every file has a column for
+/// them. "prefill_block/frozen/ragged"
+std::string csv_op(const PartFlags& flags, const std::string& what) {
+  if (!flags.prefill()) return what;
+  return "prefill_" + what + (flags.scaling == "exact" ? "" : "/" + flags.scaling) +
+         (flags.lengths.empty() ? "" : "/ragged");
 }
 
 /// "cuda (NVIDIA H200)" -> "NVIDIA H200"; other backends keep their whole name.
@@ -181,8 +231,10 @@ std::string card_name(const std::string& backend) {
   return backend.starts_with("cuda (") ? backend.substr(6, backend.size() - 7) : backend;
 }
 
-std::map<std::string, std::string> csv_values(const PartFlags& flags, Backend& backend, const BenchResult& r) {
+std::map<std::string, std::string> csv_values(const PartFlags& flags, Backend& backend, const BenchResult& r,
+                                              const Columns& columns) {
   const BenchOptions& o = flags.options;
+  const bool has_tokens = std::find(columns.begin(), columns.end(), "tokens") != columns.end();
   const auto clock = card_clock(backend);
   const time_t now = ::time(nullptr);
   char date[16];
@@ -192,11 +244,11 @@ std::map<std::string, std::string> csv_values(const PartFlags& flags, Backend& b
           {"card", card_name(backend.name())},
           {"date", date},
           {"clock_mhz", clock ? fmt::to_string(clock->mhz) : ""},
-          {"op", r.what},
+          {"op", csv_op(flags, r.what)},
           {"phase", flags.phase},
           {"shape", flags.shape_name()},
           {"batch", fmt::to_string(o.batch)},
-          {"context", fmt::to_string(o.context)},
+          {"context", fmt::to_string(o.context + (o.prefill && !has_tokens ? o.tokens : 0))},
           {"tokens", fmt::to_string(o.prefill ? o.tokens : 1)},
           {"weights", name_of(o.weights)},
           {"kv", name_of(o.kv)},
@@ -215,7 +267,7 @@ std::map<std::string, std::string> csv_values(const PartFlags& flags, Backend& b
 void check_columns(const PartFlags& flags, Backend& backend, const Columns& columns) {
   BenchResult any;
   any.us = {1.0};
-  const std::map<std::string, std::string> known = csv_values(flags, backend, any);
+  const std::map<std::string, std::string> known = csv_values(flags, backend, any, columns);
   for (const std::string& column : columns) {
     FUT_CHECK(known.count(column) || ceiling_of(column), flags.csv, ": line 1 names a column ", column,
               ", which is none of a benchmark's");
@@ -230,7 +282,7 @@ void append_csv(const PartFlags& flags, Backend& backend, const Columns& columns
   std::ofstream file(flags.csv, std::ios::app);
   if (absent || size == 0) file << fmt::format("{}\n", fmt::join(columns, ","));
   for (const BenchResult& r : results) {
-    const std::map<std::string, std::string> values = csv_values(flags, backend, r);
+    const std::map<std::string, std::string> values = csv_values(flags, backend, r, columns);
     Columns fields;
     for (const std::string& column : columns) {
       if (const auto ceiling = ceiling_of(column)) {
@@ -298,6 +350,7 @@ std::string as_json(const PartFlags& flags, const std::string& backend, int mhz,
                     {"layers", r.layers}});
     if (ceiling) rows.back()["share_of_ceiling"] = r.gb_per_second() * 1e9 / *ceiling;
     if (flags.what == "step") rows.back()["one_call"] = r.one_call;
+    if (o.prefill) rows.back()["pflop_s"] = r.pflop_per_second();
     if (!r.stages.empty()) rows.back()["stages"] = stages_as_json(r.stages, mhz);
   }
   ordered_json out = {{"backend", backend},
@@ -310,7 +363,8 @@ std::string as_json(const PartFlags& flags, const std::string& backend, int mhz,
                       {"context", o.context},
                       {"repeat", results[0].us.size()},
                       {"rows", rows}};
-  if (o.prefill) out["tokens"] = o.tokens;
+  if (o.prefill) out.update({{"tokens", o.tokens}, {"prefill_scaling", flags.scaling}});
+  if (!o.lengths.empty()) out["lengths"] = o.lengths;
   if (ceiling) out["ceiling_gb_s"] = *ceiling / 1e9;
   return out.dump() + "\n";
 }
@@ -324,12 +378,14 @@ std::string as_text(const PartFlags& flags, const std::string& backend, int mhz,
   size_t width = 17;
   for (const BenchResult& r : results) width = std::max(width, r.what.size());
   text += fmt::format("| {:<{}} | {:>12} | {:>25} | {:>10} | {:>8} | {:>7} | {:>6} |\n", flags.what, width, "us",
-                      "lowest .. highest", "MiB moved", "GB/s", "ceiling", flags.what == "step" ? "layers" : "sets");
+                      "lowest .. highest", "MiB moved", "GB/s", o.prefill ? "PFLOP/s" : "ceiling",
+                      flags.what == "step" ? "layers" : "sets");
   text += fmt::format("|{:-<{}}|{:->14}|{:->27}|{:->12}|{:->10}|{:->9}|{:->8}|\n", "", width + 2, ":", ":", ":", ":",
                       ":", ":");
   for (const BenchResult& r : results) {
-    const std::string share =
-        ceiling ? fmt::format("{:.1f} %", r.gb_per_second() * 1e11 / *ceiling) : std::string("unknown");
+    const std::string share = o.prefill ? fmt::format("{:.3f}", r.pflop_per_second())
+                              : ceiling ? fmt::format("{:.1f} %", r.gb_per_second() * 1e11 / *ceiling)
+                                        : std::string("unknown");
     text += fmt::format("| {:<{}} | {:>12.1f} | {:>25} | {:>10.2f} | {:>8.2f} | {:>7} | {:>6} |\n", r.what, width,
                         r.median_us(), fmt::format("{:.1f} .. {:.1f}", r.us.front(), r.us.back()),
                         static_cast<double>(r.bytes) / (1 << 20), r.gb_per_second(), share, r.layers);
@@ -368,14 +424,23 @@ int bench_parts(int argc, const char* const* argv) {
   if (flags.prefill() && (flags.weights == "int4" && given(*app, "--weights"))) {
     return usage_error(*app, "--weights int4: INT4 weights are for decode");
   }
+  if (!flags.prefill() && (given(*app, "--lengths") || given(*app, "--prefill-scaling"))) {
+    return usage_error(*app, "--lengths and --prefill-scaling are for --phase prefill");
+  }
+  if (given(*app, "--lengths") && (given(*app, "--tokens") || given(*app, "--batch"))) {
+    return usage_error(*app, "--lengths says what --tokens and --batch say");
+  }
   if (flags.prefill() && flags.head == "int4") return usage_error(*app, "--head int4: INT4 weights are for decode");
   std::vector<std::string> todo = flags.what == "op" ? bench_op_names(flags.prefill()) : std::vector{flags.what};
-  if (flags.what == "op" && flags.op != "all") {
+  if (flags.op == "layer") {  // all but embed and lm_head
+    todo.erase(todo.begin());
+    todo.pop_back();
+  } else if (flags.what == "op" && flags.op != "all") {
     std::istringstream names(flags.op);
     for (std::string name; std::getline(names, name, '+');) {
       if (std::find(todo.begin(), todo.end(), name) != todo.end()) continue;
-      return usage_error(
-          *app, fmt::format("{}: no operation of {} (known: all, {})", name, flags.phase, fmt::join(todo, ", ")));
+      return usage_error(*app, fmt::format("{}: no operation of {} (known: all, layer, {})", name, flags.phase,
+                                           fmt::join(todo, ", ")));
     }
     todo = {flags.op};
   }

@@ -9,11 +9,13 @@ import ctypes
 import dataclasses
 import datetime
 import io
+import math
 import pathlib
 import re
 import statistics
 import subprocess
 import sys
+import time
 
 READ_RATE = 4.57e12  # bytes a second: the ceiling that fut bench divides by on an H200
 HEADER = "commit,card,date,clock_mhz,op,shape,batch,context,weights,kv,us,bytes,share_of_4.57TB/s"
@@ -56,6 +58,13 @@ SHAPES = {
     "llama-3.1-70b": Shape(8192, 28672, 64, 8, 128, 80, 128256),
     "llama-3.2-1b": Shape(2048, 8192, 32, 8, 64, 16, 128256),
 }
+
+RAGGED = pathlib.Path(__file__).with_name("ragged_lengths.txt")  # 64 prompts, which fut bench --lengths reads as well
+
+
+def ragged_lengths():
+    return [int(word) for word in RAGGED.read_text().split()]
+
 
 Times = collections.namedtuple("Times", "median low high")  # microseconds; high is the 90th percentile
 
@@ -151,6 +160,48 @@ def time_replays(work, count, replays=40):
         if i >= 5:
             us.append(begin.elapsed_time(end) * 1e3 / count)
     return percentiles(us)
+
+
+BURST_US, PAUSE_S = 2e3, 8e-3
+SUSTAINED_US, SUSTAINED_WARM_US = 30e3, 15e3  # by then the card sits at its power cap
+
+
+def time_loads(work, rounds=10):
+    """`work` as a CUDA graph, in two ways; microseconds of one run: {"": sustained, "/burst": burst}.
+
+    Sustained: 30 ms of work behind 15 ms of its own. Burst: about 2 ms behind a pause of 8 ms.
+    """
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        work()
+
+    def timed(warm, runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(400_000)  # about 200 us: the host gets ahead
+        for _ in range(warm):
+            graph.replay()
+        begin.record()
+        for _ in range(runs):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) * 1e3 / runs
+
+    once = min(timed(1, 1) for _ in range(3))
+    us = {"": [], "/burst": []}
+    for _ in range(rounds):
+        us[""].append(timed(math.ceil(SUSTAINED_WARM_US / once), math.ceil(SUSTAINED_US / once)))
+        time.sleep(PAUSE_S)
+        us["/burst"].append(timed(0, max(1, round(BURST_US / once))))
+    return {load: percentiles(times) for load, times in us.items()}
 
 
 def clock_mhz():

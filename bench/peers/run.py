@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Measures what issue 3 compares with, in one command: PyTorch's compiled blocks and the compiled transformers step.
+"""Measures what issues 3 and 4 compare with, in one command: PyTorch's compiled blocks and transformers step (decode),
+cuBLASLt's products, cuDNN's attention and the compiled blocks (--phase prefill).
 
 The peers that can be a point's fastest come first, so a run cut short by --limit has the numbers that count. With
 --ours our own steps and blocks run at the same points on the same card just before, and single operations behind them.
 A table closes the run.
 
   python3 bench/peers/run.py --ours build/bin/fut --csv bench/results.csv
+  python3 bench/peers/run.py --ours build/bin/fut --phase prefill --quick --limit 150
 """
 import os
 import pathlib
@@ -17,12 +19,17 @@ import tempfile
 import threading
 import time
 
+import ceilings
 import common
 import torch_block
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 POINTS = [("llama-3.1-8b", 1, 2048), ("llama-3.1-8b", 1, 16384), ("llama-3.1-8b", 8, 2048), ("llama-3.1-8b", 32, 2048),
           ("llama-3.1-8b", 32, 8192), ("llama-3.1-70b", 1, 2048), ("llama-3.1-70b", 32, 2048)]
+PREFILL_POINTS = [("llama-3.1-8b", 1, 4096), ("llama-3.1-8b", 4, 4096), ("llama-3.1-70b", 1, 4096),
+                  ("llama-3.1-8b", 1, 1024), ("llama-3.1-8b", 1, 512), ("llama-3.1-8b", 1, 256)]
+PADDED = ("llama-3.1-8b", 64, 2048)  # where ours runs common.RAGGED, the same prompts without padding
+PRODUCT_TOKENS = (4096, 1024, 16384)
 STEP = ("llama-3.1-8b", 1, 1024)  # whole steps are compared here
 OURS_S, BANDWIDTH_S, POINT_S, STEP_S = 90, 30, 45, 120  # limits of one piece of work, in seconds
 START_S = 30  # more for a program's first line: imports, the card's context
@@ -37,9 +44,11 @@ def may_be_fastest(point):
 def parse():
     parser = common.parser(__doc__)
     parser.add_argument("--ours", metavar="PROGRAM", help="fut of this build, to run `fut bench` at the same points")
+    parser.add_argument("--phase", choices=("decode", "prefill"), default="decode")
     parser.add_argument("--limit", type=common.at_least(10), default=240, metavar="SECONDS",
                         help="what has not begun or ended by then is left out, by name (default 240)")
-    parser.add_argument("--quick", action="store_true", help="only the peers that can be a point's fastest")
+    parser.add_argument("--quick", action="store_true", help="only the peers that can be a point's fastest; prefill: "
+                        "fewer samples, no products at 16384, FP8 alone")
     args = parser.parse_args()
     if args.ours and not os.access(args.ours, os.X_OK):
         parser.error(f"--ours {args.ours}: is no program")
@@ -98,7 +107,7 @@ class Run:
                     status = child.process.wait(timeout=10)
                     break
                 self.say(line.rstrip())
-                seen, last = seen + 1, time.monotonic()
+                seen, last = seen + ("/burst " not in line), time.monotonic()  # a point's second row
         except (queue.Empty, subprocess.TimeoutExpired):
             if self.left() <= 0:
                 return seen, None, TIME_IS_UP
@@ -116,20 +125,21 @@ class Run:
         if reason:
             self.say(f"{name}: left out: {reason}")
 
-    def blocks(self, points):
+    def blocks(self, points, phase="decode", *flags):
         """One program for all points, so that they share what was imported and compiled; begun again where it stuck."""
         while points:
             seen, status, reason = 0, None, TIME_IS_UP
             if self.left() > 0:
                 words = [":".join(map(str, point)) for point in points]
-                seen, status, reason = self.follow([sys.executable, str(FOLDER / "torch_block.py"), *words], POINT_S)
+                seen, status, reason = self.follow([sys.executable, str(FOLDER / "torch_block.py"), *words,
+                                                    "--phase", phase, *flags], POINT_S)
             if status == common.LACKING:
                 return
             points = points[seen:]
             # A program that ended by itself behind a line got as far as that line; else the next point is to blame.
             lost = points if self.left() <= 0 else points[:1] if status is None or not seen else []
             for point in lost:
-                self.say(f"{torch_block.describe(point, False)}: left out: {reason}")
+                self.say(f"{torch_block.describe(point, phase == 'prefill')}: left out: {reason}")
             points = points[len(lost):]
 
 
@@ -141,6 +151,35 @@ def ours(run, program, part):
         words = ["bench", part, "--backend", "cuda", "--head", "int4", "--shape", shape, "--batch", str(batch),
                  "--context", str(context)]
         run.one(" ".join(["fut", *words]), [program, *words], OURS_S)
+
+
+def ours_prefill(run, program, points, *flags):
+    """`fut bench` on whole prompts; PADDED's are those of common.RAGGED."""
+    for shape, batch, tokens in points if program else ():
+        size = ["--lengths", str(common.RAGGED)] if (shape, batch, tokens) == PADDED else [
+            "--batch", str(batch), "--tokens", str(tokens)]
+        words = ["bench", *flags, "--phase", "prefill", "--backend", "cuda", "--shape", shape, *size]
+        run.one(" ".join(["fut", *words]), [program, *words], OURS_S)
+
+
+def measure_prefill(run, args):
+    points, rounds = [*PREFILL_POINTS, PADDED], ["--rounds", "3" if args.quick else "10"]
+    tokens = PRODUCT_TOKENS[:2] if args.quick else PRODUCT_TOKENS
+    products = [(shape, 1, t) for t in tokens for shape in ("llama-3.1-8b", "llama-3.1-70b")]
+    attention = [point for point in ceilings.ATTENTION if point not in products]
+    ours_prefill(run, args.ours, points, "block")
+    ours_prefill(run, args.ours, products, "op", "layer")
+    ours_prefill(run, args.ours, attention, "op", "attention_prefill")
+    for what in ("attention", "products"):
+        run.one(what, [sys.executable, str(FOLDER / "ceilings.py"), "--what", what, "--load", "both", *rounds,
+                       "--tokens", *map(str, tokens)], POINT_S)
+    kinds = [[torch_block.Point(*p, kind) for p in points] for kind in ("fp8", "fp8_row", "bf16")]
+    run.blocks(torch_block.in_order(kinds[0], "prefill"), "prefill", *rounds)
+    if not args.quick:
+        ours_prefill(run, args.ours, points, "block", "--prefill-scaling", "frozen")
+        ours_prefill(run, args.ours, points, "block", "--weights", "bf16")
+        ours_prefill(run, args.ours, products, "op", "layer", "--weights", "bf16")
+        run.blocks(torch_block.in_order(kinds[1] + kinds[2], "prefill"), "prefill", *rounds)
 
 
 def measure(run, args):
@@ -167,7 +206,7 @@ def main():
             pathlib.Path(csv).write_text(common.HEADER + "\n")  # fut bench would begin a file with columns of its own
         run = Run(args, csv)
         try:
-            measure(run, args)
+            (measure_prefill if args.phase == "prefill" else measure)(run, args)
         except KeyboardInterrupt:
             run.failed = True
             run.say("interrupted")

@@ -3,7 +3,8 @@
 
 POINT is SHAPE:BATCH:CONTEXT or SHAPE:BATCH:CONTEXT:WEIGHTS; without WEIGHTS all that the phase knows.
   decode   one token a sequence, which sees CONTEXT tokens; weights bf16, fp8, int4
-  prefill  CONTEXT new tokens of each of BATCH sequences; weights bf16, fp8, fp8_row
+  prefill  CONTEXT new tokens of each of BATCH sequences; weights bf16, fp8, fp8_row. Two
+           rows: the sustained rate and, as .../burst, that of 2 ms behind a pause of 8 ms
 fp8: static scales, one a tensor. fp8_row: a scale a token, found at run time, and one a channel. int4: tinygemm.
 
   python3 bench/peers/torch_block.py llama-3.1-8b:1:2048 llama-3.1-8b:32:8192:fp8
@@ -35,12 +36,15 @@ def parse():
     parser = common.parser(__doc__)
     parser.add_argument("points", metavar="POINT", nargs="+", type=parse_point)
     parser.add_argument("--phase", choices=PHASE_KINDS, default="decode")
-    parser.add_argument("--layers", type=common.at_least(1), default=16,
-                        help="sets of weights and cache that take turns, so that the L2 cache keeps none (default 16)")
+    parser.add_argument("--layers", type=common.at_least(1),
+                        help="sets of weights and cache that take turns, so that the L2 cache keeps none (default 16; "
+                             "prefill: 2)")
+    parser.add_argument("--rounds", type=common.at_least(1), default=10, help="prefill: samples of a load (default 10)")
     parser.add_argument("--replays", type=common.at_least(1), default=40, help="of the graph (default 40)")
     parser.add_argument("--mode", choices=("default", "max-autotune-no-cudagraphs"), default="default",
                         help="torch.compile's; autotuning takes a minute a point")
     args = parser.parse_args()
+    args.layers = args.layers or (2 if args.phase == "prefill" else 16)
     for point in args.points:
         if point.weights and point.weights not in PHASE_KINDS[args.phase]:
             parser.error(f"weights {point.weights} are not for {args.phase} ({', '.join(PHASE_KINDS[args.phase])})")
@@ -109,12 +113,17 @@ class Bench:
         if not torch.isfinite(out).all():
             raise RuntimeError("the block's output is not finite")
         ready = time.monotonic()
-        times = common.time_replays(lambda: stack.run(block), count, self.args.replays)
-        note = f"ready in {ready - begin:.1f} s, measured in {time.monotonic() - ready:.1f} s"
         if self.prefill:
-            note = f"{self.flops(point) / times.median / 1e9:.3f} PFLOP/s  {note}"
-        self.record.add(op_name(point, self.prefill), point.shape, point.batch, point.context,
-                        common.CSV_NAME[point.weights], "bf16", times, self.layer_bytes(point), note)
+            loads = common.time_loads(lambda: stack.run(block), self.args.rounds)
+            loads = {load: common.Times(*(us / count for us in times)) for load, times in loads.items()}
+        else:
+            loads = {"": common.time_replays(lambda: stack.run(block), count, self.args.replays)}
+        for load, times in loads.items():
+            note = f"ready in {ready - begin:.1f} s, measured in {time.monotonic() - ready:.1f} s"
+            if self.prefill:
+                note = f"{self.flops(point) / times.median / 1e9:.3f} PFLOP/s  {note}"
+            self.record.add(op_name(point, self.prefill) + load, point.shape, point.batch, point.context,
+                            common.CSV_NAME[point.weights], "bf16", times, self.layer_bytes(point), note)
 
     def flops(self, point):
         """Causal attention counted as half of its square."""

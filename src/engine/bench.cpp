@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <sstream>
 
 #include "base/error.h"
@@ -64,7 +65,8 @@ struct Sizes {
 
 Sizes sizes_of(const std::vector<const Op*>& ops, const BenchOptions& o) {
   const LlamaConfig& c = o.config;
-  const int64_t added = o.prefill ? o.tokens : 1, rows = o.batch * added;
+  const std::vector<int64_t> added = new_tokens(o);
+  const int64_t rows = std::accumulate(added.begin(), added.end(), int64_t{0});
   Sizes sizes;
   bool cache = false;
   for (const Op* op : ops) {
@@ -76,13 +78,14 @@ Sizes sizes_of(const std::vector<const Op*>& ops, const BenchOptions& o) {
   if (cache) {
     LlamaConfig one = c;
     one.layers = 1;
-    sizes.layer += o.batch * ((o.context + added + kKvPageTokens) * KvPool::bytes_per_token(one, o.kv) +
-                              KvPool::bytes_per_slot(one, o.kv));
+    sizes.layer += (o.batch * (o.context + kKvPageTokens) + rows) * KvPool::bytes_per_token(one, o.kv) +
+                   o.batch * KvPool::bytes_per_slot(one, o.kv);
   }
   const int64_t exact = o.kv == Dtype::f32 ? 4 : 2, operand = size_of(operand_type(o));
   const int64_t qkv = (c.heads + 2 * c.kv_heads) * c.head_dim;
   sizes.rest = rows * (5 * c.width + qkv * exact + (c.heads * c.head_dim + c.feed_forward) * operand) +
-               o.batch * c.vocabulary * 4 + (o.context + added) * c.head_dim * 4;
+               o.batch * c.vocabulary * 4 +
+               (o.context + *std::max_element(added.begin(), added.end())) * c.head_dim * 4;
   return sizes;
 }
 
@@ -188,6 +191,10 @@ void check_options(const BenchOptions& o) {
             ", tokens ", o.tokens);
   FUT_CHECK(!o.prefill || (o.weights != Dtype::int4 && o.head != Dtype::int4),
             "benchmark: INT4 weights are for decode");
+  FUT_CHECK(o.lengths.empty() || (o.prefill && o.lengths.size() == static_cast<size_t>(o.batch) &&
+                                  *std::min_element(o.lengths.begin(), o.lengths.end()) > 0),
+            "benchmark: ", o.lengths.size(), " lengths of prompts for a batch of ", o.batch,
+            o.prefill ? "; each has a token or more" : " in decode");
 }
 
 }  // namespace
@@ -208,6 +215,10 @@ std::vector<std::string> bench_op_names(bool prefill) {
   std::vector<std::string> names;
   for (const Op* op : ops_of("step", prefill)) names.emplace_back(op->name);
   return names;
+}
+
+std::vector<int64_t> new_tokens(const BenchOptions& o) {
+  return o.lengths.empty() ? std::vector<int64_t>(o.batch, o.prefill ? o.tokens : 1) : o.lengths;
 }
 
 std::optional<double> read_ceiling(const Backend& backend) {
@@ -240,7 +251,10 @@ BenchResult run_benchmark(Backend& backend, const std::string& what, const Bench
     };
     return card ? sample_on_card(*card, options, step ? 1 : sets.layers, run) : sample(load, options, what, run);
   };
-  for (const auto& [op, layer] : plan_of(ops, step ? sets.layers : 1)) result.bytes += (load.*op->bytes)();
+  for (const auto& [op, layer] : plan_of(ops, step ? sets.layers : 1)) {
+    result.bytes += (load.*op->bytes)();
+    if (options.prefill) result.flops += prefill_flops(*op, options);
+  }
   result.us = measure(sets.layers);
   if (step && sets.layers > 1) {
     const int64_t fewer = sets.layers / 2;

@@ -41,6 +41,8 @@ struct BenchOptions {
   int64_t batch = 1;             ///< sequences
   int64_t context = 2048;        ///< tokens of each that are in the cache already
   int64_t tokens = 512;          ///< prefill: new tokens of each
+  std::vector<int64_t> lengths;  ///< prefill: instead of `tokens`, the new tokens of every one of `batch` sequences
+  Fp8Scaling scaling = Fp8Scaling::exact;  ///< of FP8 activations in prefill
   int64_t layers = 0;            ///< step: layers that run, 0: all. op, block: sets of weights and cache that take
                                  ///< turns, 0: enough to exceed the last-level cache twice, where memory allows
   bool trace = false;            ///< step: also BenchResult::stages
@@ -51,11 +53,15 @@ struct BenchOptions {
   std::function<void(const std::string& stage, int64_t done, int64_t total)> on_progress;
 };
 
+/// New tokens of every sequence in one run.
+std::vector<int64_t> new_tokens(const BenchOptions& options);
+
 /// One row of a benchmark's table.
 struct BenchResult {
   std::string what;
   int64_t layers = 0;      ///< as BenchOptions::layers, resolved
   int64_t bytes = 0;       ///< moved by one run, each thing counted once (kBenchBytes)
+  int64_t flops = 0;       ///< prefill: of products, and of attention over half of a prompt's square
   std::vector<double> us;  ///< of a run, sorted, one a sample
   // Of a step alone.
   bool one_call = false;           ///< Backend::decode_step() made it, not the operations one by one
@@ -65,6 +71,7 @@ struct BenchResult {
 
   double median_us() const;
   double gb_per_second() const { return static_cast<double>(bytes) / median_us() * 1e-3; }
+  double pflop_per_second() const { return static_cast<double>(flops) / median_us() * 1e-9; }
 };
 
 /// What BenchResult::bytes counts, for users.

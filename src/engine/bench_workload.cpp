@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "engine/bench_data.h"
@@ -40,6 +41,19 @@ int64_t weight_bytes(Part part, const BenchOptions& o) {
   return w.rows * w.cols * bits_per_element(w.dtype) / 8 + (w.dtype == Dtype::e4m3 ? 4 * w.rows : 0);
 }
 
+int64_t prefill_flops(const Op& op, const BenchOptions& o) {
+  const std::vector<int64_t> added = new_tokens(o);
+  if (op.weight == kEmbedding) return 0;
+  if (op.weight) {
+    const WeightShape w = weight_shape(*op.weight, o);
+    const int64_t rows = op.in_layer ? std::accumulate(added.begin(), added.end(), int64_t{0}) : o.batch;
+    return 2 * rows * w.rows * w.cols;
+  }
+  int64_t seen = 0;  // twice the pairs of a query and a key
+  for (int64_t n : added) seen += n * (2 * o.context + n);
+  return 2 * seen * o.config.heads * o.config.head_dim;
+}
+
 Dtype operand_type(const BenchOptions& o) {
   if (o.weights == Dtype::f32 || o.weights == Dtype::bf16) return o.weights;
   return o.prefill ? Dtype::e4m3 : Dtype::f16;
@@ -49,7 +63,8 @@ Workload::Workload(Backend& backend, const BenchOptions& options, const std::vec
     : backend_(backend),
       o_(options),
       c_(options.config),
-      rows_(options.batch * (options.prefill ? options.tokens : 1)),
+      added_(new_tokens(options)),
+      rows_(std::accumulate(added_.begin(), added_.end(), int64_t{0})),
       operand_(operand_type(options)),
       exact_(options.kv == Dtype::f32 ? Dtype::f32 : Dtype::bf16) {
   make_activations();
@@ -81,21 +96,31 @@ Buffer Workload::floats(int64_t count, float value) {
   return out;
 }
 
-Operand Workload::operand(Buffer& storage, int64_t width, uint64_t seed) {
+/// Frozen and delayed scales are those of the random codes, which therefore fit.
+Operand Workload::operand(Buffer& storage, Buffer& amax, int64_t width, uint64_t seed) {
   storage = buffer(random_elements(operand_, rows_ * width, 1.0f, seed));
   Operand out;
   out.dtype = operand_;
   out.data = storage.as<void>();
   out.saturated = &saturated_;
-  if (operand_ == Dtype::e4m3) out.row_scale = row_scale_.as<float>();
+  if (operand_ != Dtype::e4m3) return out;
+  if (o_.scaling == Fp8Scaling::exact) {
+    out.row_scale = row_scale_.as<float>();
+  } else {
+    out.scale = e4m3_unit(1.0f);
+  }
+  if (o_.scaling == Fp8Scaling::delayed) {
+    amax = floats(1, 0.0f);
+    out.amax = amax.as<float>();
+  }
   return out;
 }
 
 void Workload::make_activations() {
   const auto random = [&](int64_t count, uint64_t seed) { return buffer(random_elements(exact_, count, 1.0f, seed)); };
   row_scale_ = floats(rows_, e4m3_unit(1.0f));
-  attended_ = operand(attended_data_, c_.heads * c_.head_dim, 1);
-  gated_ = operand(gated_data_, c_.feed_forward, 2);
+  attended_ = operand(attended_data_, attended_amax_, c_.heads * c_.head_dim, 1);
+  gated_ = operand(gated_data_, gated_amax_, c_.feed_forward, 2);
   // Queries are that small because they carry log2(e) / sqrt(E).
   const float q_rms = 1.44f / std::sqrt(static_cast<float>(c_.head_dim));
   q_ = buffer(random_elements(exact_, rows_ * c_.heads * c_.head_dim, q_rms, 3));
@@ -108,11 +133,12 @@ void Workload::make_activations() {
     memcpy(&bits, ids.data() + t * 4, 4);
     tokens_.push_back(static_cast<int32_t>(bits % static_cast<uint64_t>(c_.vocabulary)));
   }
-  for (int64_t b = 1; b <= o_.batch; ++b) last_rows_.push_back(rows_ / o_.batch * b - 1);
+  int64_t end = 0;
+  for (int64_t added : added_) last_rows_.push_back((end += added) - 1);
 }
 
 void Workload::make_rope() {
-  const int64_t positions = o_.context + (o_.prefill ? o_.tokens : 1);
+  const int64_t positions = o_.context + *std::max_element(added_.begin(), added_.end());
   std::vector<float> cos, sin;
   const std::vector<double> frequencies = rope_inverse_frequencies(c_);
   for (int64_t p = 0; p < positions; ++p) {
@@ -130,19 +156,20 @@ void Workload::make_rope() {
 
 /// Every sequence holds `context` tokens that were never computed.
 void Workload::make_cache(int64_t layers) {
-  const int64_t new_tokens = rows_ / o_.batch, reach = o_.context + new_tokens;
-  const int64_t capacity = (reach + kKvPageTokens - 1) / kKvPageTokens * kKvPageTokens * o_.batch;
+  int64_t capacity = 0;
+  for (int64_t added : added_) capacity += (o_.context + added + kKvPageTokens - 1) / kKvPageTokens * kKvPageTokens;
   LlamaConfig config = c_;
   config.layers = layers;
   pool_ = std::make_unique<KvPool>(backend_, config, o_.kv, capacity, o_.batch);
   sequences_.resize(o_.batch);
   std::vector<CachedSequence*> all;
-  for (CachedSequence& sequence : sequences_) {
-    FUT_CHECK(pool_->admit(sequence, reach), "the cache pool is smaller than its sequences");
+  for (int64_t b = 0; b < o_.batch; ++b) {
+    CachedSequence& sequence = sequences_[b];
+    FUT_CHECK(pool_->admit(sequence, o_.context + added_[b]), "the cache pool is smaller than its sequences");
     sequence.length = o_.context;
     all.push_back(&sequence);
   }
-  pass_ = pool_->make_pass(all, std::vector<int64_t>(o_.batch, new_tokens), tokens_);
+  pass_ = pool_->make_pass(all, added_, tokens_);
 
   const auto fill = [&](uint8_t* to, int64_t bytes, std::span<const uint8_t> piece) {
     for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(piece.size())) {
@@ -203,6 +230,7 @@ void Workload::start_residual() {
     x8_scale_ = Buffer(backend_, rows_ * sizeof(float));
     residual_.x8 = x8_.as<E4m3>();
     residual_.x8_scale = x8_scale_.as<float>();
+    residual_.x8_scaling = o_.scaling;
     residual_.requantised = &saturated_;
   }
   constexpr int64_t kTableRows = 64;
@@ -237,13 +265,14 @@ bool Workload::step(int64_t layers) {
 
 /// Bytes that a call leaves in the cache: tokens as they are stored, or, INT4, whole pages and what stays in the tail.
 int64_t Workload::cache_written() const {
-  const int64_t page_bytes = pass_.cache.first.layout.page_bytes(), added = rows_ / o_.batch;
-  int64_t bytes = added * page_bytes / kKvPageTokens;
-  if (o_.kv == Dtype::int4) {
+  const int64_t page_bytes = pass_.cache.first.layout.page_bytes();
+  int64_t bytes = 0;
+  for (int64_t added : added_) {
     const int64_t end = o_.context + added, whole = end / kKvPageTokens - o_.context / kKvPageTokens;
-    bytes = whole * page_bytes + std::min(added, end % kKvPageTokens) * 2 * c_.head_dim * 2;
+    bytes += o_.kv == Dtype::int4 ? whole * page_bytes + std::min(added, end % kKvPageTokens) * 2 * c_.head_dim * 2
+                                  : added * page_bytes / kKvPageTokens;
   }
-  return bytes * c_.kv_heads * o_.batch;
+  return bytes * c_.kv_heads;
 }
 
 /// Bytes of the cached tokens that attention sees; a decode step sees its own token there too.

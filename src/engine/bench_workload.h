@@ -15,14 +15,18 @@ namespace fut::bench {
 
 enum Part { kEmbedding, kQkv, kO, kGateUp, kDown, kHead, kParts };
 
+class Workload;
+struct Op;
+
 int64_t weight_bytes(Part part, const BenchOptions& options);
+
+/// Of the operation's product, or of causal attention, which sees half of the new tokens' square.
+int64_t prefill_flops(const Op& op, const BenchOptions& options);
 
 /// What operands are rounded to (table in ops.h).
 Dtype operand_type(const BenchOptions& options);
 
 inline int64_t size_of(Dtype dtype) { return bits_per_element(dtype) / 8; }
-
-class Workload;
 
 /// One operation: what it reads, how it is run on set `i` of weights and cache, and the bytes that it moves.
 struct Op {
@@ -100,7 +104,7 @@ class Workload {
   Buffer buffer(std::span<const uint8_t> bytes);
   std::vector<uint8_t> contents(const Buffer& buffer);
   Buffer floats(int64_t count, float value);
-  Operand operand(Buffer& storage, int64_t width, uint64_t seed);
+  Operand operand(Buffer& storage, Buffer& amax, int64_t width, uint64_t seed);
   KvCache cache(int64_t i) const;
 
   const Weight& weight(Part part, int64_t i) const { return weights_[part][i % weights_[part].size()].weight; }
@@ -118,14 +122,15 @@ class Workload {
   Backend& backend_;
   const BenchOptions& o_;
   const LlamaConfig& c_;
-  const int64_t rows_;  ///< T
+  const std::vector<int64_t> added_;  ///< new tokens of every sequence
+  const int64_t rows_;                ///< T
   const Dtype operand_, exact_;
   std::array<std::vector<PlacedWeight>, kParts> weights_;
   Residual residual_;
   Operand attended_, gated_;
   Rope rope_;
   Buffer x_, sum_squares_, x8_, x8_scale_, q_, k_, v_, attended_data_, gated_data_, row_scale_, logits_;
-  Buffer cos_, sin_, kv_factor_;
+  Buffer cos_, sin_, kv_factor_, attended_amax_, gated_amax_;
   int64_t saturated_ = 0;
   std::vector<int32_t> tokens_;
   std::vector<int64_t> last_rows_;
