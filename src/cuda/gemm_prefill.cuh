@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(PrefillShape<Element, kTileCols, Epilogue>::kT
   if (cluster > 1) cluster_barrier();  // closes: the same, by the other block
   release_next_kernel();
   if (group == 0) {
-    give_registers<48>();
+    give_registers<40>();  // with the others' 232 what a block of 384 threads has: more, and it would wait for ever
     if (threadIdx.x == 0) prefill_copies<Shape>(ring, a_map, b_map, cut, columns, rank, cluster, first, count, tiles);
     if constexpr (Epilogue::kBands) {
       if (threadIdx.x >= 32)
