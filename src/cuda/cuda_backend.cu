@@ -499,8 +499,8 @@ class CudaBackend final : public Backend {
     a.out_type = direct ? out.dtype : Dtype::f32;
     a.out_scale = out.scale;
     a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
-    a.scratch = unpacked_.reserve<Bf16>(
-        attention_prefill_bytes(plan, a.sequences, a.cache.kv_heads, E) / sizeof(Bf16), stream_);
+    a.scratch = unpacked_.reserve<Bf16>(attention_prefill_bytes(plan, a.sequences, a.cache.kv_heads, E) / sizeof(Bf16),
+                                        stream_);
     cuda::attention_prefill(op, plan, a, stream_);
     if (!direct) store_operand(out, static_cast<float*>(a.out), false, a.rows, width, stream_);
     collect_amax(args.out);
