@@ -410,20 +410,23 @@ constexpr int64_t kCounterElements = 128;  ///< the scratch begins with the coun
 
 }  // namespace
 
-size_t attention_prefill_bytes(const AttentionPlan& plan, int sequences, int kv_heads, int head_dim) {
-  const int64_t rows = plan.seen_rows + int64_t{sequences} * 2 * kKvPageTokens;
-  return (kCounterElements + 2 * rows * kv_heads * head_dim) * sizeof(Bf16);
-}
-
-void attention_prefill(const char* op, const AttentionPlan& plan, const AttentionPrefill& args, cudaStream_t stream) {
+void PrefillAttention::operator()(const char* op, const Batch& host, AttentionPrefill args, cudaStream_t stream) {
   const int J = args.cache.kv_heads, E = args.cache.layout.head_dim;
   FUT_CHECK(E == 64 || E == 128, op, ": head width ", E, ", this backend knows 64 and 128");
   FUT_CHECK(args.cache.layout.dtype != Dtype::f32, op, ": an f32 cache is for the CPU alone");
+  const AttentionPlan plan(host, args.cache.layout.dtype);
   if (plan.tiles.empty()) return;
+  plan_.begin();
+  const size_t tiles = plan_.add(plan.tiles.data(), plan.tiles.size()),
+               seen_start = plan_.add(plan.seen_start.data(), plan.seen_start.size());
+  plan_.send(stream);
+  args.tiles = plan_.at<AttentionTile>(tiles);
+  args.seen_start = plan_.at<int64_t>(seen_start);
   const int64_t width = int64_t{J} * E, edge_rows = int64_t{args.sequences} * 2 * kKvPageTokens;
+  Bf16* scratch = scratch_.reserve<Bf16>(kCounterElements + 2 * (edge_rows + plan.seen_rows) * width, stream);
   UnpackArgs unpack{args};
-  unpack.next_item = reinterpret_cast<unsigned*>(args.scratch);
-  unpack.edges = args.scratch + kCounterElements;
+  unpack.next_item = reinterpret_cast<unsigned*>(scratch);
+  unpack.edges = scratch + kCounterElements;
   unpack.edge_half = edge_rows * width;
   unpack.seen = unpack.edges + 2 * unpack.edge_half;
   unpack.seen_half = plan.seen_rows * width;
