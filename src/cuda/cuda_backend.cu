@@ -477,7 +477,7 @@ class CudaBackend final : public Backend {
     const DeviceBatch batch = on_device(args.batch, args.cache);
     const Operand out = on_device(args.out);
     const int width = args.heads * args.cache.layout.head_dim;
-    const bool direct = !out.amax && !out.row_scale && (out.dtype == Dtype::bf16 || out.dtype == Dtype::e4m3);
+    const bool direct = !out.amax && !out.row_scale && out.dtype != Dtype::f16;
     AttentionPrefill a(args);
     a.cache = batch.cache, a.start = batch.start, a.past = batch.map.past;
     a.out = direct ? out.data : y_.reserve<float>(static_cast<size_t>(a.rows) * width, stream_);
