@@ -205,17 +205,11 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4], int lane) {
   }
 }
 
-/// Two results as E4M3 codes in the low half.
-__device__ inline uint32_t e4m3_pair(float low, float high, float scale, unsigned& clamped) {
-  low /= scale, high /= scale;
-  clamped += (fabsf(low) > kE4m3Max) + (fabsf(high) > kE4m3Max);
-  return uint32_t{to_e4m3(low).bits} | uint32_t{to_e4m3(high).bits} << 8;
-}
-
 /// O of 64 rows by the rows' sums, at rows `row` and `row` + 8 (a lane's) of head `head`.
 template <int E>
 __device__ __forceinline__ void store_rows(const PrefillItems& items, const AttentionTile& tile, int head, int row,
                                            int lane, const float (&o)[E / 2], const float (&sum)[2]) {
+  const float inverse_scale = 1.0f / items.out_scale;
   unsigned clamped = 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -243,14 +237,15 @@ __device__ __forceinline__ void store_rows(const PrefillItems& items, const Atte
         transpose_quad(x, lane);
         if (stored) *reinterpret_cast<uint4*>(static_cast<Bf16*>(items.out) + to) = make_uint4(x[0], x[1], x[2], x[3]);
       } else {
-        unsigned here = 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          x[i] =
-              e4m3_pair(o[4 * (j + i) + 2 * r] * inverse, o[4 * (j + i) + 2 * r + 1] * inverse, items.out_scale, here);
+        for (int i = 0; i < 4; ++i) {
+          const int d = 4 * (j + i) + 2 * r;
+          const float low = o[d] * inverse * inverse_scale, high = o[d + 1] * inverse * inverse_scale;
+          if (stored) clamped += (fabsf(low) > kE4m3Max) + (fabsf(high) > kE4m3Max);
+          x[i] = e4m3_pair_of(low, high);
+        }
         transpose_quad(x, lane);
         if (!stored) continue;
-        clamped += here;
         *reinterpret_cast<uint2*>(static_cast<E4m3*>(items.out) + to) =
             make_uint2(x[0] | x[1] << 16, x[2] | x[3] << 16);
       }
@@ -415,24 +410,26 @@ constexpr int64_t kCounterElements = 128;  ///< the scratch begins with the coun
 
 }  // namespace
 
-size_t attention_prefill_bytes(const AttentionPlan& plan, int sequences, int kv_heads, int head_dim) {
-  const int64_t rows = plan.seen_rows + int64_t{sequences} * 2 * kKvPageTokens;
-  return (kCounterElements + 2 * rows * kv_heads * head_dim) * sizeof(Bf16);
-}
-
-void attention_prefill(const char* op, const AttentionPlan& plan, const AttentionPrefill& args, cudaStream_t stream) {
+void PrefillAttention::operator()(const char* op, const Batch& host, AttentionPrefill args, cudaStream_t stream) {
   const int J = args.cache.kv_heads, E = args.cache.layout.head_dim;
   FUT_CHECK(E == 64 || E == 128, op, ": head width ", E, ", this backend knows 64 and 128");
   FUT_CHECK(args.cache.layout.dtype != Dtype::f32, op, ": an f32 cache is for the CPU alone");
+  const AttentionPlan plan(host, args.cache.layout.dtype);
   if (plan.tiles.empty()) return;
+  plan_.begin();
+  const size_t tiles = plan_.add(plan.tiles.data(), plan.tiles.size()),
+               seen_start = plan_.add(plan.seen_start.data(), plan.seen_start.size());
+  plan_.send(stream);
+  args.tiles = plan_.at<AttentionTile>(tiles);
+  args.seen_start = plan_.at<int64_t>(seen_start);
   const int64_t width = int64_t{J} * E, edge_rows = int64_t{args.sequences} * 2 * kKvPageTokens;
+  Bf16* scratch = scratch_.reserve<Bf16>(kCounterElements + 2 * (edge_rows + plan.seen_rows) * width, stream);
   UnpackArgs unpack{args};
-  unpack.next_item = reinterpret_cast<unsigned*>(args.scratch);
-  unpack.edges = args.scratch + kCounterElements;
+  unpack.next_item = reinterpret_cast<unsigned*>(scratch);
+  unpack.edges = scratch + kCounterElements;
   unpack.edge_half = edge_rows * width;
   unpack.seen = unpack.edges + 2 * unpack.edge_half;
   unpack.seen_half = plan.seen_rows * width;
-  unpack.seen_pages = plan.seen_pages;
   unpack.own = plan.own;
   launch(op, attention_unpack_kernel, dim3(static_cast<unsigned>(2 + plan.seen_pages), 2 * J, args.sequences),
          dim3(256), 0, stream, unpack);

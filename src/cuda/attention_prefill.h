@@ -4,10 +4,19 @@
 #include <cuda_runtime.h>
 
 #include "cuda/attention_plan.h"
+#include "cuda/device_memory.cuh"
 
 namespace fut::cuda {
 
 struct AttentionPrefill {
+  explicit AttentionPrefill(const AttentionArgs& a)  ///< what of it is in device memory
+      : q(static_cast<const Bf16*>(a.q)),
+        k(static_cast<const Bf16*>(a.k)),
+        v(static_cast<const Bf16*>(a.v)),
+        sequences(static_cast<int>(a.batch.sequences)),
+        rows(static_cast<int>(a.batch.rows)),
+        heads(a.heads) {}
+
   const Bf16* q = nullptr;  // (T, H, E)
   const Bf16* k = nullptr;  // (T, J, E)
   const Bf16* v = nullptr;
@@ -21,11 +30,17 @@ struct AttentionPrefill {
   Dtype out_type = Dtype::bf16;
   float out_scale = 1.0f;                   ///< e4m3: out = value / out_scale, saturated
   unsigned long long* saturated = nullptr;  ///< raised by the values that were, or null
-  Bf16* scratch = nullptr;                  ///< attention_prefill_bytes(), aligned to 16 bytes
 };
 
-size_t attention_prefill_bytes(const AttentionPlan& plan, int sequences, int kv_heads, int head_dim);
+/// The kernels with the plan of a call and their scratch, which are kept from call to call.
+class PrefillAttention {
+ public:
+  /// `host`: the batch in host memory. args: all but what the plan says.
+  void operator()(const char* op, const Batch& host, AttentionPrefill args, cudaStream_t stream);
 
-void attention_prefill(const char* op, const AttentionPlan& plan, const AttentionPrefill& args, cudaStream_t stream);
+ private:
+  Mirror plan_;
+  Scratch scratch_;
+};
 
 }  // namespace fut::cuda

@@ -17,16 +17,19 @@ struct UnpackArgs {
   AttentionPrefill call;
   Bf16 *seen, *edges;  ///< keys; values `seen_half`, `edge_half` elements on
   int64_t seen_half, edge_half;
-  int64_t seen_pages;
   OwnPages own;
   unsigned* next_item;  ///< to be zero when this kernel has ended
 };
+
+/// Rows in shared memory are a little longer than E: the columns of INT4's V tiles fall into different banks.
+inline constexpr int kUnpackPitch = 128 + 8;
 
 /// 64 rows from shared memory: to + i * stride.
 __device__ inline void store_page(Bf16* to, int64_t stride, const Bf16* rows, int E) {
   for (int i = threadIdx.x; i < kKvPageTokens * E / 8; i += blockDim.x) {
     const int row = i / (E / 8), unit = i % (E / 8);
-    *reinterpret_cast<uint4*>(to + row * stride + 8 * unit) = reinterpret_cast<const uint4*>(rows)[i];
+    *reinterpret_cast<uint4*>(to + row * stride + 8 * unit) =
+        *reinterpret_cast<const uint4*>(rows + row * kUnpackPitch + 8 * unit);
   }
 }
 
@@ -39,13 +42,22 @@ __device__ inline void decode_page(Bf16* rows, const uint8_t* page, const KvPage
   for (int i = threadIdx.x; i < kKvPageTokens * E / 8; i += blockDim.x) {
     const int tile = i / 128, lane = i / 4 % 32, word = i % 4;
     const uint32_t packed = words[i];
+    Bf16 value[8];  // all read before the first is stored, or the compiler reads each scale again and again
+    const auto place = [&](int nibble) {
+      const Int4Coordinate c = int4_coordinate({lane, word, nibble});
+      return which ? int2{c.k, tile * 16 + c.row}
+                   : int2{tile / (E / 64) * 16 + c.row, tile % (E / 64) * 64 + c.k};  // token, channel
+    };
 #pragma unroll
     for (int nibble = 0; nibble < 8; ++nibble) {
-      const Int4Coordinate c = int4_coordinate({lane, word, nibble});
-      const int token = which ? c.k : tile / (E / 64) * 16 + c.row,
-                channel = which ? tile * 16 + c.row : tile % (E / 64) * 64 + c.k;
-      const float scale = to_f32(E4m3{scales[layout.scale_index(token, channel)]}) * factor;
-      rows[token * E + channel] = to_bf16(kv_value(packed >> (4 * nibble) & 15, scale));
+      const int2 at = place(nibble);
+      const float scale = to_f32(E4m3{scales[layout.scale_index(at.x, at.y)]}) * factor;
+      value[nibble] = to_bf16(kv_value(packed >> (4 * nibble) & 15, scale));
+    }
+#pragma unroll
+    for (int nibble = 0; nibble < 8; ++nibble) {
+      const int2 at = place(nibble);
+      rows[at.x * kUnpackPitch + at.y] = value[nibble];
     }
   }
 }
@@ -62,7 +74,7 @@ __device__ inline void read_page(Bf16* rows, const KvCache& c, int64_t b, int64_
     if (page > 0) return;
     __syncthreads();  // closes: sinks overwritten by codes
     const Bf16* sinks = c.sinks + ((c.slot[b] * c.kv_heads + head) * 2 + which) * kKvSinkTokens * E;
-    for (int i = threadIdx.x; i < kKvSinkTokens * E; i += blockDim.x) rows[i] = sinks[i];
+    for (int i = threadIdx.x; i < kKvSinkTokens * E; i += blockDim.x) rows[i / E * kUnpackPitch + i % E] = sinks[i];
     return;
   }
   const uint8_t* codes = data + (which ? layout.value_offset() : 0);
@@ -70,10 +82,11 @@ __device__ inline void read_page(Bf16* rows, const KvCache& c, int64_t b, int64_
       reinterpret_cast<const float*>(data + (which ? layout.value_scale_offset() : layout.key_scale_offset()));
   for (int i = threadIdx.x; i < kKvPageTokens * E; i += blockDim.x) {
     const int token = i / E;
-    rows[i] = Bf16{0};
+    Bf16& to = rows[token * kUnpackPitch + i % E];
+    to = Bf16{0};
     if (token >= count) continue;
-    rows[i] = layout.dtype == Dtype::bf16 ? reinterpret_cast<const Bf16*>(codes)[i]
-                                          : to_bf16(to_f32(E4m3{codes[i]}) * scales[token]);
+    to = layout.dtype == Dtype::bf16 ? reinterpret_cast<const Bf16*>(codes)[i]
+                                     : to_bf16(to_f32(E4m3{codes[i]}) * scales[token]);
   }
 }
 
@@ -89,16 +102,16 @@ __device__ inline void gather_page(Bf16* rows, const AttentionPrefill& a, int64_
     tail = c.tails + (((c.slot[b] * 2 + c.tail_in[b]) * c.kv_heads + head) * 2 + which) * kKvPageTokens * E;
   for (int i = threadIdx.x; i < kKvPageTokens * E; i += blockDim.x) {
     const int64_t p = page * kKvPageTokens + i / E;
-    rows[i] = p >= end    ? Bf16{0}
-              : p >= past ? now[(a.start[b] + p - past) * c.kv_heads * E + i % E]
-              : tail      ? tail[i]
-                          : Bf16{0};
+    rows[i / E * kUnpackPitch + i % E] = p >= end    ? Bf16{0}
+                                         : p >= past ? now[(a.start[b] + p - past) * c.kv_heads * E + i % E]
+                                         : tail      ? tail[i]
+                                                     : Bf16{0};
   }
 }
 
 /// Block (x, 2 j + which, b): x = 0, 1: the call's first and last page; then what is seen, page by page.
 __global__ void attention_unpack_kernel(const __grid_constant__ UnpackArgs args) {
-  __shared__ __align__(16) Bf16 rows[kKvPageTokens * 128];
+  __shared__ __align__(16) Bf16 rows[kKvPageTokens * kUnpackPitch];
   const AttentionPrefill& a = args.call;
   const KvCache& c = a.cache;
   const int which = blockIdx.y & 1, head = blockIdx.y >> 1, E = c.layout.head_dim;

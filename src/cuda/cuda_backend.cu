@@ -151,7 +151,7 @@ class CudaBackend final : public Backend {
   void qkv_rope_cache(const QkvArgs& args) override { qkv("qkv_rope_cache", args, false); }
   void qkv_rope_append(const QkvArgs& args) override { qkv("qkv_rope_append", args, true); }
   void attention_prefill(const AttentionArgs& args) override { attend_prefill("attention_prefill", args); }
-  void attention_decode(const AttentionArgs& args) override { attend("attention_decode", args, true); }
+  void attention_decode(const AttentionArgs& args) override { attend_decode("attention_decode", args); }
   void o_proj_residual(const ResidualGemmArgs& args) override { residual_gemm("o_proj_residual", args); }
   void down_residual(const ResidualGemmArgs& args) override { residual_gemm("down_residual", args); }
 
@@ -574,38 +574,20 @@ class CudaBackend final : public Backend {
     if (args.batch.rows == 0) return;
     const DeviceBatch batch = on_device(args.batch, args.cache);
     const Operand out = on_device(args.out);
-    const int E = args.cache.layout.head_dim, width = args.heads * E;
-    const bool direct = !out.amax && !out.row_scale && (out.dtype == Dtype::bf16 || out.dtype == Dtype::e4m3);
-    const AttentionPlan plan(args.batch, args.cache.layout.dtype);
-    tiles_.begin();
-    const size_t tiles = tiles_.add(plan.tiles.data(), plan.tiles.size()),
-                 seen_start = tiles_.add(plan.seen_start.data(), plan.seen_start.size());
-    tiles_.send(stream_);
-    AttentionPrefill a;
-    a.q = static_cast<const Bf16*>(args.q);
-    a.k = static_cast<const Bf16*>(args.k);
-    a.v = static_cast<const Bf16*>(args.v);
-    a.cache = batch.cache;
-    a.start = batch.start;
-    a.past = batch.map.past;
-    a.seen_start = tiles_.at<int64_t>(seen_start);
-    a.tiles = tiles_.at<AttentionTile>(tiles);
-    a.sequences = static_cast<int>(args.batch.sequences);
-    a.rows = static_cast<int>(args.batch.rows);
-    a.heads = args.heads;
+    const int width = args.heads * args.cache.layout.head_dim;
+    const bool direct = !out.amax && !out.row_scale && out.dtype != Dtype::f16;
+    AttentionPrefill a(args);
+    a.cache = batch.cache, a.start = batch.start, a.past = batch.map.past;
     a.out = direct ? out.data : y_.reserve<float>(static_cast<size_t>(a.rows) * width, stream_);
-    a.out_type = direct ? out.dtype : Dtype::f32;
-    a.out_scale = out.scale;
+    a.out_type = direct ? out.dtype : Dtype::f32, a.out_scale = out.scale;
     a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
-    a.scratch = unpacked_.reserve<Bf16>(attention_prefill_bytes(plan, a.sequences, a.cache.kv_heads, E) / sizeof(Bf16),
-                                        stream_);
-    cuda::attention_prefill(op, plan, a, stream_);
+    prefill_attention_(op, args.batch, a, stream_);
     if (!direct) store_operand(out, static_cast<float*>(a.out), false, a.rows, width, stream_);
     collect_amax(args.out);
   }
 
-  void attend(const char* op, const AttentionArgs& args, bool decode) {
-    validate_attention(args, decode);
+  void attend_decode(const char* op, const AttentionArgs& args) {
+    validate_attention(args, true);
     if (args.batch.rows == 0) return;
     const DeviceBatch batch = on_device(args.batch, args.cache);
     const Operand out = on_device(args.out);
@@ -613,8 +595,6 @@ class CudaBackend final : public Backend {
     const bool direct = !out.amax && (out.dtype == Dtype::f16 || out.dtype == Dtype::bf16);
     AttentionLaunch a;
     a.q = static_cast<const Bf16*>(args.q);
-    a.k = decode ? nullptr : static_cast<const Bf16*>(args.k);
-    a.v = decode ? nullptr : static_cast<const Bf16*>(args.v);
     a.cache = batch.cache;
     a.map = batch.map;
     a.rows = static_cast<int>(args.batch.rows);
@@ -623,17 +603,15 @@ class CudaBackend final : public Backend {
     a.out_type = direct ? out.dtype : Dtype::f32;
     a.out_scale = out.scale;
     a.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
-    if (decode) {
-      a.splits = attention_splits(a.cache.kv_heads);
-      for (int64_t b = 0; b < args.batch.sequences; ++b) {
-        const AttentionCut cut(static_cast<int>(args.batch.past[b] / kKvPageTokens), a.splits);
-        a.pieces = std::max(a.pieces, cut.pieces);
-      }
-      a.pieces_a_block = attention_pieces_a_block(a.rows, a.cache.kv_heads, a.pieces);
-      a.partial = partial_.reserve<float>(
-          attention_partial_bytes(a.rows, a.heads, a.cache.layout.head_dim, a.splits) / 4, stream_);
-      a.arrived = arrived_.reserve<unsigned>(static_cast<size_t>(a.rows) * a.cache.kv_heads, stream_, true);
+    a.splits = attention_splits(a.cache.kv_heads);
+    for (int64_t b = 0; b < args.batch.sequences; ++b) {
+      const AttentionCut cut(static_cast<int>(args.batch.past[b] / kKvPageTokens), a.splits);
+      a.pieces = std::max(a.pieces, cut.pieces);
     }
+    a.pieces_a_block = attention_pieces_a_block(a.rows, a.cache.kv_heads, a.pieces);
+    a.partial = partial_.reserve<float>(attention_partial_bytes(a.rows, a.heads, a.cache.layout.head_dim, a.splits) / 4,
+                                        stream_);
+    a.arrived = arrived_.reserve<unsigned>(static_cast<size_t>(a.rows) * a.cache.kv_heads, stream_, true);
     attention(op, a, stream_);
     if (!direct) store_operand(out, static_cast<float*>(a.out), false, a.rows, width, stream_);
     collect_amax(args.out);
@@ -658,8 +636,9 @@ class CudaBackend final : public Backend {
   const int64_t step_rows_;  ///< decode_step() takes no more
   cudaStream_t stream_ = nullptr;
   cudaMemPool_t pool_ = nullptr;
-  Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_, residual_sums_, bands_, unpacked_;
-  Mirror batch_, tokens_, rows_, layers_, tiles_;
+  Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_, residual_sums_, bands_;
+  Mirror batch_, tokens_, rows_, layers_;
+  PrefillAttention prefill_attention_;
   Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
   Scratch y_rows_, step_rows_of_[3], flags_;         ///< of a batch's
   StepFault* fault_seen_ = nullptr;                  ///< in host memory

@@ -207,6 +207,13 @@ __device__ inline uint32_t bf16_pair(float low, float high) {
   return y;
 }
 
+/// Two floats as E4M3 codes in the low half, saturated; `low` in the low byte.
+__device__ inline uint32_t e4m3_pair_of(float low, float high) {
+  uint16_t y;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+  return y;
+}
+
 /// Makes the compiler finish these values here: what frees a buffer must come after the last use of its contents.
 __device__ inline void settle(const float (&x)[4]) {
   asm volatile("" ::"f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");

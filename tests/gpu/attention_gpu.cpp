@@ -319,8 +319,10 @@ void step(Backend& gpu, Backend& cpu, Dtype kv, Heads heads, Dtype weight, std::
   // at most; over n tokens the errors average out as 1 / sqrt(n). INT4 meets FP16 weights only after 64 tokens, E4M3 at
   // once.
   // Prefill: a weight is rounded to BF16 (2^-9), and so is an E4M3 key times its scale.
-  const double decode_error = kv == Dtype::e4m3 ? 2.5 * 0x1p-12 : 2e-4,
-               weight_error = decode ? decode_error : kv == Dtype::e4m3 ? 2.5 * 0x1p-8 : 2.5 * 0x1p-9;
+  const double decode_error = kv == Dtype::e4m3 ? 2.5 * 0x1p-12 : 2e-4, weight_error = decode ? decode_error
+                                                                                       : kv == Dtype::e4m3
+                                                                                           ? 2.5 * 0x1p-8
+                                                                                           : 2.5 * 0x1p-9;
   compare(
       name + " attention", T * H * E, H * E, [&](int64_t i) { return to_f32(got[i]) * 0.5f; },
       [&](int64_t i) { return exact.host[i]; },
