@@ -4,7 +4,7 @@
 // SCHEDULE   finish_qkv: a block of E threads takes a head of a row. A new key or value goes into tail and sinks, or
 // its
 //            page; a block whose token fills an INT4 page quantises that half of the page (keys or values).
-//            store_cache: a block takes one page of one KV head of one sequence, keys or values.
+//            store_cache: a block of 512 threads takes one page of one KV head of one sequence, keys or values.
 // NUMERICS   No contraction (-fmad=false) and the order of kv_page.h: codes and scales are those of the CPU, bit for
 // bit. ROOFLINE   small; a page of 64 tokens is quantised every 64 steps.
 #include <cmath>
@@ -113,15 +113,48 @@ __global__ void finish_qkv_kernel(const __grid_constant__ QkvFinish args) {
   if (args.append) append(c, args.map.sequence[t], position, j, which, rounded, codes);
 }
 
+/// One token of a token-wise cache, by a warp: E / 32 neighbouring elements a lane.
+__device__ void store_token_by_warp(const KvCache& c, int64_t b, int64_t position, int head, int which,
+                                    const Bf16* from) {
+  const KvPageLayout& layout = c.layout;
+  const int E = layout.head_dim, token = static_cast<int>(position % kKvPageTokens), lane = threadIdx.x % 32;
+  uint8_t* page = page_of(c, b, position / kKvPageTokens, head);
+  uint8_t* row = page + (which ? layout.value_offset() : 0) + layout.key_bytes() / kKvPageTokens * token;
+  float largest = 0.0f;
+  for (int i = lane; i < E; i += 32) {
+    if (layout.dtype == Dtype::bf16) reinterpret_cast<Bf16*>(row)[i] = from[i];
+    largest = fmaxf(largest, fabsf(to_f32(from[i])));
+  }
+  if (layout.dtype == Dtype::bf16) return;
+  const float scale = e4m3_scale(__uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest))));
+  for (int i = lane; i < E; i += 32) row[i] = to_e4m3(to_f32(from[i]) / scale).bits;
+  const int64_t scales = which ? layout.value_scale_offset() : layout.key_scale_offset();
+  if (lane == 0) reinterpret_cast<float*>(page + scales)[token] = scale;
+}
+
+/// `count` rows, 16 bytes a thread; row(i) -> to and from.
+template <class Row>
+__device__ void copy_rows(int64_t count, int E, Row row) {
+  for (int64_t i = threadIdx.x; i < count * (E / 8); i += blockDim.x) {
+    const auto [to, from] = row(i / (E / 8));
+    reinterpret_cast<uint4*>(to)[i % (E / 8)] = reinterpret_cast<const uint4*>(from)[i % (E / 8)];
+  }
+}
+
 /// Block (page, 2 j + which, b): the tokens of this call that fall into the page, and the page itself if it is now
 /// full.
-__global__ void store_cache_kernel(const __grid_constant__ QkvFinish args) {
+__global__ void __launch_bounds__(kRowThreads) store_cache_kernel(const __grid_constant__ QkvFinish args) {
   extern __shared__ uint8_t codes[];
+  struct Copy {
+    Bf16* to;
+    const Bf16* from;
+  };
   const KvCache& c = args.cache;
-  const int E = c.layout.head_dim, which = blockIdx.y & 1, head = blockIdx.y >> 1, i = threadIdx.x;
+  const int E = c.layout.head_dim, which = blockIdx.y & 1, head = blockIdx.y >> 1;
   const int64_t b = blockIdx.z;
-  wait_for_previous_kernel();
+  release_next_kernel();
   const int64_t past = args.map.past[b], end = past + args.start[b + 1] - args.start[b];
+  wait_for_previous_kernel();
   const int64_t first_page = past / kKvPageTokens, page = first_page + blockIdx.x;
   const int64_t page_start = page * kKvPageTokens;
   if (page_start >= end) return;
@@ -129,22 +162,26 @@ __global__ void store_cache_kernel(const __grid_constant__ QkvFinish args) {
   const auto new_row = [&](int64_t p) { return rows + ((args.start[b] + p - past) * c.kv_heads + head) * E; };
   const int64_t first = max(past, page_start), last = min(end, page_start + kKvPageTokens);
   if (c.layout.dtype != Dtype::int4) {
-    for (int64_t p = first; p < last; ++p) store_token(c, b, p, head, which, to_f32(new_row(p)[i]));
+    for (int64_t p = first + threadIdx.x / 32; p < last; p += blockDim.x / 32)
+      store_token_by_warp(c, b, p, head, which, new_row(p));
     return;
   }
-  for (int64_t p = first; p < min(last, int64_t{kKvSinkTokens}); ++p)
-    sink_rows(c, b, head, which)[p * E + i] = new_row(p)[i];
+  copy_rows(max(int64_t{0}, min(last, int64_t{kKvSinkTokens}) - first), E, [&](int64_t i) {
+    return Copy{sink_rows(c, b, head, which) + (first + i) * E, new_row(first + i)};
+  });
   Bf16* tail = tail_rows(c, b, c.tail_in[b], head, which);
-  const bool full = last == page_start + kKvPageTokens;
+  const bool full = last == page_start + kKvPageTokens, begun_before = page_start < past;
   if (page == first_page || !full) {
     Bf16* to = page == first_page ? tail : tail_rows(c, b, c.tail_out[b], head, which);
-    for (int64_t p = first; p < last; ++p) to[p % kKvPageTokens * E + i] = new_row(p)[i];
+    copy_rows(last - first, E, [&](int64_t i) {
+      return Copy{to + (first + i) % kKvPageTokens * E, new_row(first + i)};
+    });
   }
   if (!full) return;
-  __syncthreads();  // closes: the tail's rows read before they are written
+  if (begun_before) __syncthreads();  // closes: the tail's rows read before they are written
   quantise_page(
       page_of(c, b, page, head), c.layout, which, (which ? c.value_factor : c.key_factor)[head], codes, threadIdx.x,
-      blockDim.x, [&](int row) { return page == first_page ? tail + row * E : new_row(page_start + row); },
+      blockDim.x, [&](int row) { return begun_before ? tail + row * E : new_row(page_start + row); },
       [] { __syncthreads(); });
 }
 
@@ -184,7 +221,7 @@ void store_cache(const char* op, const QkvFinish& args, int sequences, int64_t l
   if (sequences == 0 || longest == 0) return;
   const int E = args.cache.layout.head_dim;
   const unsigned pages = static_cast<unsigned>((longest + kKvPageTokens - 1) / kKvPageTokens + 1);
-  launch(op, store_cache_kernel, dim3(pages, 2 * args.cache.kv_heads, sequences), dim3(E), 64 * E, stream, args);
+  launch(op, store_cache_kernel, dim3(pages, 2 * args.cache.kv_heads, sequences), kRowThreads, 64 * E, stream, args);
 }
 
 }  // namespace fut::cuda

@@ -257,17 +257,22 @@ __global__ void __launch_bounds__(PrefillShape<Element, kTileCols, Epilogue>::kT
         for (int half = 0; half < 2; ++half) factor[half] = here.row_factor(input, half);
         ahead.load(out, here);
       });
+      constexpr bool kHasScale = std::is_same_v<Element, E4m3>;
+      const auto free_columns = [&] {
+        __syncwarp();
+        if (thread_index() % 32 == 0) barrier_arrive(ring.columns_empty());
+      };
       barrier_wait(ring.columns_full(), turn & 1);
-      here.finish_products(acc, factor, std::is_same_v<Element, E4m3>);
-      __syncwarp();
-      if (thread_index() % 32 == 0) barrier_arrive(ring.columns_empty());
       if constexpr (Epilogue::kBands) {
         barrier_wait(ring.x_full(), turn & 1);
-        Epilogue::finish(acc, out, here, ahead, ring.x());
+        Epilogue::finish(acc, factor, kHasScale, out, here, ahead, ring.x());
+        free_columns();
         if (turn > 0) barrier_wait(ring.tile_seen(), (turn & 1) ^ 1);  // or one could be missed
         __syncwarp();
         if (thread_index() % 32 == 0) barrier_arrive(ring.tile_left());
       } else {
+        here.finish_products(acc, factor, kHasScale);
+        free_columns();
         Epilogue::finish(acc, out, here, ahead);
       }
     }
@@ -306,9 +311,13 @@ void launch_prefill(const char* op, const Weight& w, const PrefillInput& a, cons
 /// The kernel for a weight and a cut.
 template <class Epilogue>
 void dispatch_prefill(const char* op, const Weight& w, const PrefillInput& a, const typename Epilogue::Output& out,
-                      const PrefillTiles& tiles, cudaStream_t stream) {
+                      cudaStream_t stream) {
   FUT_CHECK(gemm_prefill_takes(w), op, ": a weight in ", name_of(w.dtype), " that was not placed for prefill");
+  const PrefillTiles tiles = choose_prefill_tiles(a.rows, w.rows, Epilogue::kNarrowest, multiprocessors());
   const auto cols = [&]<class Element>(Element) {
+    if constexpr (Epilogue::kNarrowest == 64) {
+      if (tiles.cols == 64) return launch_prefill<Element, 64, Epilogue>(op, w, a, out, tiles, stream);
+    }
     tiles.cols == 256 ? launch_prefill<Element, 256, Epilogue>(op, w, a, out, tiles, stream)
                       : launch_prefill<Element, 128, Epilogue>(op, w, a, out, tiles, stream);
   };

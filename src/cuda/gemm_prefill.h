@@ -63,7 +63,7 @@ struct SwigluOutput {
 /// What the tiles of a row have added up so far (prefill_epilogues.cuh).
 struct alignas(16) PrefillRowSum {
   unsigned long long units;  ///< of the sum of squares
-  unsigned largest;          ///< magnitude, as the bits of a float
+  unsigned suspect;          ///< not 0: a value may have outgrown the row's norm from before
 };
 
 /// x (M, N) bf16 += y, its sums of squares, and the e4m3 copy: under the row's norm from before, rows that have

@@ -25,8 +25,7 @@ std::vector<uint8_t> prefill_rows(const HostWeight& w) {
 
 void gemm_prefill(const char* op, const Weight& weight, const PrefillInput& a, const PlainOutput& out,
                   cudaStream_t stream) {
-  dispatch_prefill<PlainEpilogue>(op, weight, a, out, choose_prefill_tiles(a.rows, weight.rows, multiprocessors()),
-                                  stream);
+  dispatch_prefill<PlainEpilogue>(op, weight, a, out, stream);
 }
 
 }  // namespace fut::cuda

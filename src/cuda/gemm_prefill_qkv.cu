@@ -5,9 +5,8 @@ namespace fut::cuda {
 
 void gemm_prefill(const char* op, const Weight& weight, const PrefillInput& a, const QkvOutput& out, int head_dim,
                   cudaStream_t stream) {
-  const PrefillTiles tiles = choose_prefill_tiles(a.rows, weight.rows, multiprocessors());
-  head_dim == 64 ? dispatch_prefill<QkvEpilogue<64>>(op, weight, a, out, tiles, stream)
-                 : dispatch_prefill<QkvEpilogue<128>>(op, weight, a, out, tiles, stream);
+  head_dim == 64 ? dispatch_prefill<QkvEpilogue<64>>(op, weight, a, out, stream)
+                 : dispatch_prefill<QkvEpilogue<128>>(op, weight, a, out, stream);
 }
 
 }  // namespace fut::cuda

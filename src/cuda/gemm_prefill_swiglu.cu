@@ -5,8 +5,7 @@ namespace fut::cuda {
 
 void gemm_prefill(const char* op, const Weight& weight, const PrefillInput& a, const SwigluOutput& out,
                   cudaStream_t stream) {
-  dispatch_prefill<SwigluEpilogue>(op, weight, a, out, choose_prefill_tiles(a.rows, weight.rows, multiprocessors()),
-                                   stream);
+  dispatch_prefill<SwigluEpilogue>(op, weight, a, out, stream);
 }
 
 }  // namespace fut::cuda

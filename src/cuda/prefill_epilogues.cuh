@@ -72,7 +72,6 @@ struct PrefillPlace {
     return 16 * block + i / 2 * 4 + half * 2 + i % 2;
   }
 
- private:
   /// Scales (kind 0) or biases (1) of the thread's columns of a block.
   __device__ void load_eight(float (&v)[8], int block, int kind) const {
 #pragma unroll
@@ -131,6 +130,7 @@ struct NothingAhead {
 struct PlainEpilogue {
   using Output = PlainOutput;
   static constexpr bool kPaired = false, kBands = false;
+  static constexpr int kNarrowest = 128;
   template <int>
   using Ahead = NothingAhead;
 
@@ -157,6 +157,7 @@ struct PlainEpilogue {
 struct SwigluEpilogue {
   using Output = SwigluOutput;
   static constexpr bool kPaired = true, kBands = false;
+  static constexpr int kNarrowest = 128;
   template <int>
   using Ahead = NothingAhead;
 
@@ -206,6 +207,7 @@ struct SwigluEpilogue {
 struct ResidualEpilogue {
   using Output = ResidualOutput;
   static constexpr bool kPaired = false, kBands = true;
+  static constexpr int kNarrowest = 64;  ///< columns of a tile
 
   /// What one unit of x is in codes, and one of a sum of squares in PrefillRowSum's.
   template <int>
@@ -223,46 +225,68 @@ struct ResidualEpilogue {
     }
   };
 
-  /// `tile`: of x, in shared memory.
+  /// `tile`: of x, in shared memory. The products come without their scales: x + product * scale is one instruction,
+  /// and instructions are what an epilogue costs.
   template <int kCols>
-  __device__ static void finish(float (&y)[kCols / 2], const ResidualOutput& out, const PrefillPlace<kCols>& at,
-                                const Ahead<kCols>& ahead, uint32_t tile) {
+  __device__ static void finish(float (&acc)[kCols / 2], const float (&factor)[2], bool has_scale,
+                                const ResidualOutput& out, const PrefillPlace<kCols>& at, const Ahead<kCols>& ahead,
+                                uint32_t tile) {
     const Residual& r = out.residual;
     const int N = at.cut.cols;
     const uint32_t mine = tile + at.row % kPrefillTileRows * 64 + threadIdx.x % 4 * 16;
+    const bool alike = __all_sync(~0u, factor[0] == factor[1]);
+    if (!alike) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = 0.0f;
-      __nv_bfloat162 largest = {};
+      for (int i = 0; i < kCols / 2; ++i) acc[i] *= factor[i / 2 % 2];
+    }
+    float sum[2] = {};
 #pragma unroll
-      for (int block = 0; block < kCols / 32; ++block) {
-        const int col = at.first_col() + 32 * block;
+    for (int block = 0; block < kCols / 32; ++block) {
+      const int col = at.first_col() + 32 * block;
+      float scale[8];
+      if (has_scale) at.load_eight(scale, block, 0);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scale[i] = (has_scale ? scale[i] : 1.0f) * (alike ? factor[0] : 1.0f);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
         const uint32_t place = mine + block * (kPrefillTileRows * 64) + half * (8 * 64);
         const uint4 stored = load_shared_16(place);
         const uint32_t old[4] = {stored.x, stored.y, stored.z, stored.w};
-        uint32_t now[4];
-        float code[8];
+        float x[8], code[8];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 x = floats_of(old[i]);
-          now[i] = bf16_pair(x.x + y[at.index(block, 2 * i, half)], x.y + y[at.index(block, 2 * i + 1, half)]);
+          const float2 pair = floats_of(old[i]);
+          x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+        }
+        if (at.has_bias) {
+          float bias[8];
+          at.load_eight(bias, block, 1);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) x[i] += bias[i];
+        }
+        uint32_t now[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          now[i] = bf16_pair(fmaf(acc[at.index(block, 2 * i, half)], scale[2 * i], x[2 * i]),
+                             fmaf(acc[at.index(block, 2 * i + 1, half)], scale[2 * i + 1], x[2 * i + 1]));
           const float2 v = floats_of(now[i]);
-          add_squares(sum, v);
-          largest = __hmax2(largest, __habs2(reinterpret_cast<const __nv_bfloat162&>(now[i])));
+          add_squares(sum[half], v);
           code[2 * i] = v.x * ahead.to_code[half], code[2 * i + 1] = v.y * ahead.to_code[half];
         }
         store_shared_16(place, now);
         if (copies(r) && at.has_row(half) && col < N) store_eight(r.x8 + int64_t{at.row + 8 * half} * N + col, code);
       }
-      const float2 pair = __bfloat1622float2(largest);
-      float most = fmaxf(pair.x, pair.y);
+      __syncwarp();
+    }
 #pragma unroll
-      for (int step = 1; step < 4; step *= 2) {
-        sum += __shfl_xor_sync(~0u, sum, step);
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-      }
-      if (at.has_row(half) && threadIdx.x % 4 == 0)
-        add_to_row(out.sums[at.row + 8 * half], sum * ahead.inverse_unit[half], most);
+    for (int half = 0; half < 2; ++half) {
+      sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+      sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+      if (!at.has_row(half) || threadIdx.x % 4 != 0) continue;
+      PrefillRowSum& row = out.sums[at.row + 8 * half];
+      atomicAdd(&row.units, __float2ull_rn(sum[half] * ahead.inverse_unit[half]));
+      // One value alone that has outgrown the codes brings the sum there, or beyond.
+      if (!(sum[half] * (ahead.to_code[half] * ahead.to_code[half]) <= kE4m3Max * kE4m3Max)) row.suspect = 1;
     }
     copy_engine_fence();  // the tile before the copy engine takes it away
   }
@@ -288,7 +312,7 @@ struct ResidualEpilogue {
   static constexpr int kThreads = 96, kBandBytes = 4 * (kPrefillTileRows + 1);
   __device__ static void finish_band(const ResidualOutput& out, const PrefillCut& cut, int row_tile, float* shared) {
     const int thread = threadIdx.x - 32;
-    float* outgrown = shared + 1;
+    float* suspect = shared + 1;
     if (thread == 0) {
       __threadfence();  // the tile before the arrival
       const bool last = atomicAdd(out.arrived + row_tile, 1u) + 1 == static_cast<unsigned>(cut.col_tiles);
@@ -300,12 +324,12 @@ struct ResidualEpilogue {
     if (shared[0] != 0.0f) {
 #pragma unroll 1
       for (int i = thread; i < kPrefillTileRows; i += kThreads)
-        outgrown[i] = finish_row(out, row_tile * kPrefillTileRows + i, cut);
+        suspect[i] = finish_row(out, row_tile * kPrefillTileRows + i, cut);
       named_barrier(1, kThreads);
 #pragma unroll 1
       for (int i = thread / 32; i < kPrefillTileRows; i += kThreads / 32) {
-        if (outgrown[i] > 0.0f)
-          scale_exactly(out.residual, int64_t{row_tile} * kPrefillTileRows + i, cut.cols, outgrown[i]);
+        if (suspect[i] != 0.0f)
+          scale_exactly(out.residual, int64_t{row_tile} * kPrefillTileRows + i, cut.cols, suspect[i]);
       }
     }
     named_barrier(1, kThreads);  // closes: the next tile's words written while these are read
@@ -322,33 +346,39 @@ struct ResidualEpilogue {
   // Tiles add their parts of a row's sum up in no order, and yet get the same sum: in integers, whose unit is a 2^-26th
   // of the sum from before. A sum may grow 2^36 fold.
   __device__ static float sum_unit(float before) { return fmaxf(before, 1e-30f) * 0x1p-26f; }
-  __device__ static void add_to_row(PrefillRowSum& row, float units, float largest) {
-    atomicAdd(&row.units, __float2ull_rn(units));
-    atomicMax(&row.largest, __float_as_uint(largest));
-  }
 
-  /// Returns the scale that the row needs instead of its norm's, or 0.
+  /// Returns the scale of a row's copy where it may not do, or 0.
   __device__ static float finish_row(const ResidualOutput& out, int64_t t, const PrefillCut& cut) {
     if (t >= cut.rows) return 0.0f;
     const Residual& r = out.residual;
     const uint4 words = __ldcg(reinterpret_cast<const uint4*>(out.sums + t));
-    const float before = r.sum_squares[t], largest = __uint_as_float(words.z);
+    const float before = r.sum_squares[t];
     *reinterpret_cast<uint4*>(out.sums + t) = make_uint4(0, 0, 0, 0);
-    float exact = 0.0f;
-    if (copies(r)) {
-      const float scale = __frcp_rn(code_per_unit(r, before, cut.cols));
-      if (!(largest <= scale * kE4m3Max)) exact = e4m3_scale(largest);
-      r.x8_scale[t] = exact > 0.0f ? exact : scale;
-      if (exact > 0.0f && r.requantised) atomicAdd(reinterpret_cast<unsigned long long*>(r.requantised), 1ull);
-    }
     r.sum_squares[t] = fmaf(static_cast<float>(words.y), 0x1p32f, static_cast<float>(words.x)) * sum_unit(before);
-    return exact;
+    if (!copies(r)) return 0.0f;
+    const float scale = __frcp_rn(code_per_unit(r, before, cut.cols));
+    r.x8_scale[t] = scale;
+    return words.z ? scale : 0.0f;
   }
 
-  /// One row's copy anew, by a warp.
+  /// By a warp: a row's copy anew, if its largest magnitude does not go into codes of `scale`.
   __device__ static void scale_exactly(const Residual& r, int64_t t, int N, float scale) {
     const uint32_t* x = reinterpret_cast<const uint32_t*>(static_cast<const Bf16*>(r.x) + t * N);
+    float largest = 0.0f;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < N / 2; i += 32) {
+      const float2 v = floats_of(__ldcg(x + i));
+      largest = fmaxf(largest, fmaxf(fabsf(v.x), fabsf(v.y)));
+    }
+    largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
+    if (largest <= scale * kE4m3Max) return;
+    scale = e4m3_scale(largest);
+    if (threadIdx.x % 32 == 0) {
+      r.x8_scale[t] = scale;
+      if (r.requantised) atomicAdd(reinterpret_cast<unsigned long long*>(r.requantised), 1ull);
+    }
     uint16_t* codes = reinterpret_cast<uint16_t*>(r.x8 + t * N);
+#pragma unroll 1
     for (int i = threadIdx.x % 32; i < N / 2; i += 32) {
       const float2 v = floats_of(__ldcg(x + i));
       codes[i] = static_cast<uint16_t>(e4m3_pair(__fdividef(v.x, scale), __fdividef(v.y, scale)));
@@ -361,6 +391,7 @@ template <int kHeadDim>
 struct QkvEpilogue {
   using Output = QkvOutput;
   static constexpr bool kPaired = false, kBands = false;
+  static constexpr int kNarrowest = 128;
   static constexpr int kBlocks = kHeadDim / 32;  // of a head
 
   /// A row's turns, the same for all heads: of angles 32 b + 8 t + i. Ahead the first row's cosines, as registers
@@ -432,8 +463,8 @@ struct QkvEpilogue {
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         const float x = v[b][c], z = v[b + kBlocks / 2][c];
-        v[b][c] = x * cos[b][c] - z * sin[b][c];
-        v[b + kBlocks / 2][c] = z * cos[b][c] + x * sin[b][c];
+        v[b][c] = fmaf(x, cos[b][c], -(z * sin[b][c]));
+        v[b + kBlocks / 2][c] = fmaf(z, cos[b][c], x * sin[b][c]);
       }
     }
     if (!query && out.key_mean) {
@@ -448,11 +479,11 @@ struct QkvEpilogue {
     __syncwarp();
     if (out.rotate) rotate(v, signs, lane);
     __syncwarp();
-    if (!query) return;
+    const float scale = (out.rotate ? 1.0f / sqrtf(static_cast<float>(kHeadDim)) : 1.0f) * (query ? out.q_scale : 1.0f);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (int c = 0; c < 8; ++c) v[b][c] *= out.q_scale;
+      for (int c = 0; c < 8; ++c) v[b][c] *= scale;
     }
   }
 
@@ -494,7 +525,8 @@ struct QkvEpilogue {
     return lane & 2 ? (lane & 1 ? kSigns[3] : kSigns[2]) : lane & 1 ? kSigns[1] : kSigns[0];
   }
 
-  /// hadamard_rotate(): strides 1, 2, 4 within a lane's eight, 8 and 16 across the quad, then across blocks.
+  /// hadamard_rotate() but for the scale: strides 1, 2, 4 within a lane's eight, 8 and 16 across the quad, then across
+  /// blocks.
   __device__ static void rotate(float (&v)[kBlocks][8], uint32_t signs, int lane) {
     static_assert(hadamard_block(kHeadDim) == kHeadDim);
 #pragma unroll
@@ -522,12 +554,6 @@ struct QkvEpilogue {
 #pragma unroll
         for (int c = 0; c < 8; ++c) butterfly(v[b][c], v[b + stride][c]);
       }
-    }
-    const float scale = 1.0f / sqrtf(static_cast<float>(kHeadDim));
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int c = 0; c < 8; ++c) v[b][c] *= scale;
     }
   }
   __device__ static void butterfly(float& a, float& b) {

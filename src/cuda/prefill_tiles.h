@@ -9,7 +9,7 @@
 
 namespace fut::cuda {
 
-/// Rows of a tile. Its columns are 256, or 128 where that leaves fewer multiprocessors idle.
+/// Rows of a tile. Its columns are 256, or fewer where that leaves fewer multiprocessors idle.
 inline constexpr int kPrefillTileRows = 128;
 
 /// Tiles of kPrefillTileRows x `cols`, in the order in which clusters take them: `group` cluster rows, column by
@@ -28,17 +28,17 @@ struct PrefillTiles {
   }
 };
 
-/// Time of a k-step of a tile, for comparison only: 128 columns use the tensor cores less well than 256, since more
-/// has to be brought for each product; a block alone brings all of W itself (docs/PERF.md).
+/// Time of a k-step of a tile, for comparison only: few columns use the tensor cores less well, since more has to be
+/// brought for each product; a block alone brings all of W itself (docs/PERF.md).
 inline double prefill_tile_cost(int cols, int cluster) {
-  return (cols == 256 ? 1.0 : 0.55) * (cluster == 2 ? 1.0 : 1.04);
+  return (cols == 256 ? 1.0 : cols == 128 ? 0.55 : 0.4) * (cluster == 2 ? 1.0 : 1.04);
 }
 
-/// The cheapest cut of a product of (rows, cols) outputs on so many multiprocessors.
-inline PrefillTiles choose_prefill_tiles(int64_t rows, int64_t cols, int multiprocessors) {
+/// The cheapest cut of a product of (rows, cols) outputs into tiles of at least `narrowest` columns.
+inline PrefillTiles choose_prefill_tiles(int64_t rows, int64_t cols, int narrowest, int multiprocessors) {
   PrefillTiles best;
   double best_cost = 0;
-  for (int tile_cols : {256, 128}) {
+  for (int tile_cols = 256; tile_cols >= narrowest; tile_cols /= 2) {
     for (int cluster : {2, 1}) {
       PrefillTiles t;
       t.cols = tile_cols;

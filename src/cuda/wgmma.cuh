@@ -1,5 +1,5 @@
-// The warpgroup's tensor-core products (wgmma): 64 rows of A by 128 or 256 columns of B, both in shared memory, K-major,
-// rows of 128 bytes under the 128-byte swizzle, 32 bytes of K at a time; FP32 accumulators.
+// The warpgroup's tensor-core products (wgmma): 64 rows of A by 128 or 256 columns of B, both in shared memory,
+// K-major, rows of 128 bytes under the 128-byte swizzle, 32 bytes of K at a time; FP32 accumulators.
 //
 // Lane 4 g + t of warp w holds rows 16 w + g (d[4 j], d[4 j + 1]) and 16 w + g + 8 (d[4 j + 2], d[4 j + 3]) in columns
 // 8 j + 2 t and 8 j + 2 t + 1.
@@ -61,56 +61,76 @@ __device__ inline void settle(float (&d)[kCount]) {
 // clang-format on
 
 /// d = a b, or d += a b: (64, columns) of 32 bytes of K.
+__device__ inline void multiply(E4m3, float (&d)[32], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n .reg .pred add;\n setp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" FUT_NAMES_32 "}, %32, %33, add, 1, 1;\n}"
+      : FUT_INOUT_32(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
 __device__ inline void multiply(E4m3, float (&d)[64], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n .reg .pred add;\n setp.ne.b32 add, %66, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" FUT_NAMES_64 "}, %64, %65, add, 1, 1;\n}"
-               : FUT_INOUT_64(d, 0)
-               : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n .reg .pred add;\n setp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" FUT_NAMES_64 "}, %64, %65, add, 1, 1;\n}"
+      : FUT_INOUT_64(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 __device__ inline void multiply(E4m3, float (&d)[128], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n .reg .pred add;\n setp.ne.b32 add, %130, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" FUT_NAMES_128 "}, %128, %129, add, 1, 1;\n}"
-               : FUT_INOUT_64(d, 0), FUT_INOUT_64(d, 64)
-               : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n .reg .pred add;\n setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" FUT_NAMES_128 "}, %128, %129, add, 1, 1;\n}"
+      : FUT_INOUT_64(d, 0), FUT_INOUT_64(d, 64)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 __device__ inline void multiply(Bf16, float (&d)[64], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n .reg .pred add;\n setp.ne.b32 add, %66, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FUT_NAMES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
-               : FUT_INOUT_64(d, 0)
-               : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n .reg .pred add;\n setp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FUT_NAMES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
+      : FUT_INOUT_64(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 __device__ inline void multiply(Bf16, float (&d)[128], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n .reg .pred add;\n setp.ne.b32 add, %130, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" FUT_NAMES_128 "}, %128, %129, add, 1, 1, 0, 0;\n}"
-               : FUT_INOUT_64(d, 0), FUT_INOUT_64(d, 64)
-               : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n .reg .pred add;\n setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" FUT_NAMES_128 "}, %128, %129, add, 1, 1, 0, 0;\n}"
+      : FUT_INOUT_64(d, 0), FUT_INOUT_64(d, 64)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
 /// 64 columns: d[kFirst .. kFirst + 31].
 template <int kFirst, int kCount>
 __device__ inline void multiply_64_columns(Bf16, float (&d)[kCount], uint64_t a, uint64_t b, bool add) {
   static_assert(kFirst + 32 <= kCount);
-  asm volatile("{\n .reg .pred add;\n setp.ne.b32 add, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FUT_NAMES_32 "}, %32, %33, add, 1, 1, 0, 0;\n}"
-               : FUT_INOUT_32(d, kFirst)
-               : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n .reg .pred add;\n setp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FUT_NAMES_32 "}, %32, %33, add, 1, 1, 0, 0;\n}"
+      : FUT_INOUT_32(d, kFirst)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+__device__ inline void multiply(Bf16, float (&d)[32], uint64_t a, uint64_t b, bool add) {
+  multiply_64_columns<0>(Bf16{}, d, a, b, add);
 }
 
 /// A in registers: for columns 2 t, 2 t + 1 of its 16 the rows g and g + 8, then the same for columns 2 t + 8, 2 t + 9:
 /// a[0], a[1] and a[2], a[3]. b: column_operand_at().
 __device__ inline void multiply_rows(Bf16, float (&d)[32], const uint32_t* a, uint64_t b, bool add) {
-  asm volatile("{\n .reg .pred add;\n setp.ne.b32 add, %37, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FUT_NAMES_32 "}, {%32, %33, %34, %35}, %36, add, "
-               "1, 1, 1;\n}"
-               : FUT_INOUT_32(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n .reg .pred add;\n setp.ne.b32 add, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FUT_NAMES_32
+      "}, {%32, %33, %34, %35}, %36, add, "
+      "1, 1, 1;\n}"
+      : FUT_INOUT_32(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 __device__ inline void multiply_rows(Bf16, float (&d)[64], const uint32_t* a, uint64_t b, bool add) {
-  asm volatile("{\n .reg .pred add;\n setp.ne.b32 add, %69, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FUT_NAMES_64 "}, {%64, %65, %66, %67}, %68, add, "
-               "1, 1, 1;\n}"
-               : FUT_INOUT_64(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n .reg .pred add;\n setp.ne.b32 add, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FUT_NAMES_64
+      "}, {%64, %65, %66, %67}, %68, add, "
+      "1, 1, 1;\n}"
+      : FUT_INOUT_64(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
 #undef FUT_NAMES_32
