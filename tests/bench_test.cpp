@@ -212,7 +212,7 @@ TEST(BenchCommand, CsvHasOneHeaderAndALineForEveryRow) {
   EXPECT_EQ(fut("op o_proj_residual+gate_up_swiglu" + record).code, 0);
   EXPECT_NE(test::read_file(folder.file("record.csv")).find("\nabc,o_proj_residual+gate_up_swiglu,"),
             std::string::npos);
-  const std::string ragged = " --phase prefill --context 0 --prefill-scaling frozen --lengths ";
+  const std::string ragged = " --phase prefill --prefill-scaling frozen --lengths ";
   EXPECT_EQ(fut("block" + record + ragged + "17,3").code, 0);
   EXPECT_NE(test::read_file(folder.file("record.csv")).find("\nabc,prefill_block/frozen/ragged,"), std::string::npos);
   folder.write("lengths", "20\n3, 70\n");

@@ -30,6 +30,7 @@ PREFILL_POINTS = [("llama-3.1-8b", 1, 4096), ("llama-3.1-8b", 4, 4096), ("llama-
                   ("llama-3.1-8b", 1, 1024), ("llama-3.1-8b", 1, 512), ("llama-3.1-8b", 1, 256)]
 PADDED = ("llama-3.1-8b", 64, 2048)  # where ours runs common.RAGGED, the same prompts without padding
 PRODUCT_TOKENS = (4096, 1024, 16384)
+STATIC = ["--prefill-scaling", "frozen"]  # as the peers' FP8
 STEP = ("llama-3.1-8b", 1, 1024)  # whole steps are compared here
 OURS_S, BANDWIDTH_S, POINT_S, STEP_S = 90, 30, 45, 120  # limits of one piece of work, in seconds
 START_S = 30  # more for a program's first line: imports, the card's context
@@ -167,8 +168,8 @@ def measure_prefill(run, args):
     tokens = PRODUCT_TOKENS[:2] if args.quick else PRODUCT_TOKENS
     products = [(shape, 1, t) for t in tokens for shape in ("llama-3.1-8b", "llama-3.1-70b")]
     attention = [point for point in ceilings.ATTENTION if point not in products]
-    ours_prefill(run, args.ours, points, "block")
-    ours_prefill(run, args.ours, products, "op", "layer")
+    ours_prefill(run, args.ours, points, "block", *STATIC)
+    ours_prefill(run, args.ours, products, "op", "layer", *STATIC)
     ours_prefill(run, args.ours, attention, "op", "attention_prefill")
     for what in ("attention", "products"):
         run.one(what, [sys.executable, str(FOLDER / "ceilings.py"), "--what", what, "--load", "both", *rounds,
@@ -176,7 +177,7 @@ def measure_prefill(run, args):
     kinds = [[torch_block.Point(*p, kind) for p in points] for kind in ("fp8", "fp8_row", "bf16")]
     run.blocks(torch_block.in_order(kinds[0], "prefill"), "prefill", *rounds)
     if not args.quick:
-        ours_prefill(run, args.ours, points, "block", "--prefill-scaling", "frozen")
+        ours_prefill(run, args.ours, points, "block")
         ours_prefill(run, args.ours, points, "block", "--weights", "bf16")
         ours_prefill(run, args.ours, products, "op", "layer", "--weights", "bf16")
         run.blocks(torch_block.in_order(kinds[1] + kinds[2], "prefill"), "prefill", *rounds)

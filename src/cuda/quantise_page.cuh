@@ -5,13 +5,19 @@
 
 namespace fut::cuda {
 
+/// kv_code() as a float, without a conversion: floor by adding 1.5 * 2^23 and rounding down.
+__device__ inline float code_level(float x, float inverse) {
+  constexpr float kMagic = 12582912.0f;
+  return fminf(fmaxf(__fadd_rd(x * inverse, kMagic) - (kMagic - 8.0f), 0.0f), 15.0f);
+}
+
 /// kv_group_error for a quad that holds a group: lane t has channels 8 j + 2 t and + 1, j rising.
 __device__ inline float group_error(const float (&x)[8], float scale) {
-  const float inverse = 1.0f / scale;
+  const float inverse = __frcp_rn(scale);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float d = x[i] - kv_value(kv_code(x[i], inverse), scale);
+    const float d = x[i] - (code_level(x[i], inverse) - 7.5f) * scale;
     sum = fmaf(d, d, sum);
   }
   sum += __shfl_xor_sync(~0u, sum, 1);
@@ -25,20 +31,21 @@ __device__ inline E4m3 choose_scale(const float (&x)[8], float factor) {
   for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
   largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-  const int nearest = to_e4m3(largest * (1.0f / 7.5f) * (1.0f / factor)).bits;
-  E4m3 best{0};
+  const int nearest = to_e4m3(largest * (1.0f / 7.5f) * __frcp_rn(factor)).bits;
+  int best = 0;
   float best_error = 0.0f;
+#pragma unroll 1
   for (int step = 1; step > 1 - kKvScaleCandidates; --step) {
     const int bits = nearest + step;
     const bool known = bits >= 1 && bits <= 0x7e;
     const E4m3 candidate{static_cast<uint8_t>(known ? bits : 0x38)};  // all lanes of the warp take part in the sums
     const float error = group_error(x, to_f32(candidate) * factor);
-    if (known && largest > 0.0f && (best.bits == 0 || error < best_error)) {
-      best = candidate;
+    if (known && largest > 0.0f && (best == 0 || error < best_error)) {
+      best = bits;
       best_error = error;
     }
   }
-  return best;
+  return E4m3{static_cast<uint8_t>(best)};
 }
 
 /// Codes and scales of one half (0 keys, 1 values) of an INT4 page. row(token) -> its E BF16 elements. All `threads`
@@ -54,12 +61,12 @@ __device__ void quantise_page(uint8_t* page, const KvPageLayout& layout, int whi
 #pragma unroll
     for (int j = 0; j < 4; ++j) x[2 * j] = to_f32(from[8 * j]), x[2 * j + 1] = to_f32(from[8 * j + 1]);
     const E4m3 scale = choose_scale(x, factor);
-    const float inverse = scale.bits ? 1.0f / (to_f32(scale) * factor) : 0.0f;
+    const float inverse = scale.bits ? __frcp_rn(to_f32(scale) * factor) : 0.0f;
     uint8_t* to = codes + token * E + group * kKvGroup + 2 * t;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      to[8 * j] = static_cast<uint8_t>(kv_code(x[2 * j], inverse));
-      to[8 * j + 1] = static_cast<uint8_t>(kv_code(x[2 * j + 1], inverse));
+      to[8 * j] = static_cast<uint8_t>(code_level(x[2 * j], inverse));
+      to[8 * j + 1] = static_cast<uint8_t>(code_level(x[2 * j + 1], inverse));
     }
     const int64_t scales = which ? layout.value_scale_offset() : layout.key_scale_offset();
     if (t == 0) page[scales + layout.scale_index(token, group * kKvGroup)] = scale.bits;

@@ -69,7 +69,7 @@ struct Stream {
 
 /// An e4m3 wgmma aligns its products and sums to the largest of them and keeps 14 bits: of a sum of K products of
 /// deviations a and w it loses about this much at worst.
-float e4m3_product_error(int64_t K, float a, float w) { return 0x1p-13f * static_cast<float>(K) * a * w; }
+float e4m3_product_error(int64_t K, float a, float w) { return 0x1.8p-13f * static_cast<float>(K) * a * w; }
 
 /// embed, gate_up_swiglu and down_residual in a row, as a prefill runs them.
 /// `massive`: one channel of the residual grows beyond what the norm of before allows for.
