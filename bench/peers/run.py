@@ -170,7 +170,7 @@ def measure_prefill(run, args):
     attention = [point for point in ceilings.ATTENTION if point not in products]
     ours_prefill(run, args.ours, points, "block", *STATIC)
     ours_prefill(run, args.ours, products, "op", "layer", *STATIC)
-    ours_prefill(run, args.ours, attention, "op", "attention_prefill")
+    ours_prefill(run, args.ours, attention, "op", "attention_prefill", *STATIC)
     for what in ("attention", "products"):
         run.one(what, [sys.executable, str(FOLDER / "ceilings.py"), "--what", what, "--load", "both", *rounds,
                        "--tokens", *map(str, tokens)], POINT_S)

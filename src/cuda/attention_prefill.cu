@@ -431,8 +431,8 @@ void PrefillAttention::operator()(const char* op, const Batch& host, AttentionPr
   unpack.seen = unpack.edges + 2 * unpack.edge_half;
   unpack.seen_half = plan.seen_rows * width;
   unpack.own = plan.own;
-  launch(op, attention_unpack_kernel, dim3(static_cast<unsigned>(2 + plan.seen_pages), 2 * J, args.sequences),
-         dim3(256), 0, stream, unpack);
+  launch(op, E == 64 ? attention_unpack_kernel<64> : attention_unpack_kernel<128>,
+         dim3(static_cast<unsigned>(2 + plan.seen_pages), 2 * J, args.sequences), dim3(256), 0, stream, unpack);
 
   const auto map = [&](const Bf16* data, int64_t rows, int64_t cols) {
     return tensor_map(Dtype::bf16, data, rows, cols, cols * 2, kKvPageTokens);

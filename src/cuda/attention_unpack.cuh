@@ -25,7 +25,8 @@ struct UnpackArgs {
 inline constexpr int kUnpackPitch = 128 + 8;
 
 /// 64 rows from shared memory: to + i * stride.
-__device__ inline void store_page(Bf16* to, int64_t stride, const Bf16* rows, int E) {
+template <int E>
+__device__ inline void store_page(Bf16* to, int64_t stride, const Bf16* rows) {
   for (int i = threadIdx.x; i < kKvPageTokens * E / 8; i += blockDim.x) {
     const int row = i / (E / 8), unit = i % (E / 8);
     *reinterpret_cast<uint4*>(to + row * stride + 8 * unit) =
@@ -34,9 +35,9 @@ __device__ inline void store_page(Bf16* to, int64_t stride, const Bf16* rows, in
 }
 
 /// A page of codes; the inverse of quantise_page().
-__device__ inline void decode_page(Bf16* rows, const uint8_t* page, const KvPageLayout& layout, int which,
-                                   float factor) {
-  const int E = layout.head_dim;
+template <int E>
+__device__ inline void decode_page(Bf16* rows, const uint8_t* page, int which, float factor) {
+  constexpr KvPageLayout layout{Dtype::int4, E};
   const uint32_t* words = reinterpret_cast<const uint32_t*>(page + (which ? layout.value_offset() : 0));
   const uint8_t* scales = page + (which ? layout.value_scale_offset() : layout.key_scale_offset());
   for (int i = threadIdx.x; i < kKvPageTokens * E / 8; i += blockDim.x) {
@@ -63,14 +64,14 @@ __device__ inline void decode_page(Bf16* rows, const uint8_t* page, const KvPage
 }
 
 /// A page as queries of later pages see it; token-wise formats: `count` tokens of it.
+template <int E>
 __device__ inline void read_page(Bf16* rows, const KvCache& c, int64_t b, int64_t page, int64_t count, int head,
                                  int which) {
-  const KvPageLayout& layout = c.layout;
-  const int E = layout.head_dim;
+  const KvPageLayout layout{c.layout.dtype, E};
   const uint8_t* data =
       c.pages + (count > 0 ? c.page_table[b * c.table_width + page] * c.kv_heads + head : 0) * layout.page_bytes();
   if (layout.dtype == Dtype::int4) {
-    decode_page(rows, data, layout, which, (which ? c.value_factor : c.key_factor)[head]);
+    decode_page<E>(rows, data, which, (which ? c.value_factor : c.key_factor)[head]);
     if (page > 0) return;
     __syncthreads();  // closes: sinks overwritten by codes
     const Bf16* sinks = c.sinks + ((c.slot[b] * c.kv_heads + head) * 2 + which) * kKvSinkTokens * E;
@@ -91,10 +92,10 @@ __device__ inline void read_page(Bf16* rows, const KvCache& c, int64_t b, int64_
 }
 
 /// The exact rows of one of the call's pages, zeros where it has none.
+template <int E>
 __device__ inline void gather_page(Bf16* rows, const AttentionPrefill& a, int64_t b, int64_t page, int head,
                                    int which) {
   const KvCache& c = a.cache;
-  const int E = c.layout.head_dim;
   const int64_t past = a.past[b], end = past + a.start[b + 1] - a.start[b];
   const Bf16* now = (which ? a.v : a.k) + head * E;
   const Bf16* tail = nullptr;
@@ -110,11 +111,12 @@ __device__ inline void gather_page(Bf16* rows, const AttentionPrefill& a, int64_
 }
 
 /// Block (x, 2 j + which, b): x = 0, 1: the call's first and last page; then what is seen, page by page.
+template <int E>
 __global__ void attention_unpack_kernel(const __grid_constant__ UnpackArgs args) {
   __shared__ __align__(16) Bf16 rows[kKvPageTokens * kUnpackPitch];
   const AttentionPrefill& a = args.call;
   const KvCache& c = a.cache;
-  const int which = blockIdx.y & 1, head = blockIdx.y >> 1, E = c.layout.head_dim;
+  const int which = blockIdx.y & 1, head = blockIdx.y >> 1;
   const int64_t b = blockIdx.z, stride = int64_t{c.kv_heads} * E;
   release_next_kernel();
   wait_for_previous_kernel();
@@ -125,7 +127,7 @@ __global__ void attention_unpack_kernel(const __grid_constant__ UnpackArgs args)
   if (blockIdx.x < 2) {
     if (args.own == OwnPages::stored) return;
     const int64_t page = blockIdx.x ? (end - 1) / kKvPageTokens : a.past[b] / kKvPageTokens;
-    gather_page(rows, a, b, page, head, which);
+    gather_page<E>(rows, a, b, page, head, which);
     to = args.edges + which * args.edge_half + (2 * b + blockIdx.x) * kKvPageTokens * stride;
   } else {
     const int64_t page = blockIdx.x - 2, first = page * kKvPageTokens;
@@ -133,11 +135,11 @@ __global__ void attention_unpack_kernel(const __grid_constant__ UnpackArgs args)
                               ? (end - 1) / kKvPageTokens
                               : (end + kAttentionTile - 1) / kAttentionTile * (kAttentionTile / kKvPageTokens);
     if (page >= pages) return;
-    read_page(rows, c, b, page, min(end - first, int64_t{kKvPageTokens}), head, which);
+    read_page<E>(rows, c, b, page, min(end - first, int64_t{kKvPageTokens}), head, which);
     to = args.seen + which * args.seen_half + (a.seen_start[b] + first) * stride;
   }
   __syncthreads();  // closes: rows read before they are written
-  store_page(to + head * E, stride, rows, E);
+  store_page<E>(to + head * E, stride, rows);
 }
 
 }  // namespace fut::cuda

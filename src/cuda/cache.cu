@@ -132,17 +132,19 @@ __device__ void store_token_by_warp(const KvCache& c, int64_t b, int64_t positio
   if (lane == 0) reinterpret_cast<float*>(page + scales)[token] = scale;
 }
 
-/// `count` rows, 16 bytes a thread; row(i) -> to and from.
-template <class Row>
-__device__ void copy_rows(int64_t count, int E, Row row) {
-  for (int64_t i = threadIdx.x; i < count * (E / 8); i += blockDim.x) {
-    const auto [to, from] = row(i / (E / 8));
-    reinterpret_cast<uint4*>(to)[i % (E / 8)] = reinterpret_cast<const uint4*>(from)[i % (E / 8)];
+/// `count` rows of kHeadDim, 16 bytes a thread; row(i) -> to and from.
+template <int kHeadDim, class Row>
+__device__ void copy_rows(int count, Row row) {
+  constexpr int kUnits = kHeadDim / 8;
+  for (int i = threadIdx.x; i < count * kUnits; i += blockDim.x) {
+    const auto [to, from] = row(i / kUnits);
+    reinterpret_cast<uint4*>(to)[i % kUnits] = reinterpret_cast<const uint4*>(from)[i % kUnits];
   }
 }
 
 /// Block (page, 2 j + which, b): the tokens of this call that fall into the page, and the page itself if it is now
 /// full.
+template <int kHeadDim>
 __global__ void __launch_bounds__(kRowThreads) store_cache_kernel(const __grid_constant__ QkvFinish args) {
   extern __shared__ uint8_t codes[];
   struct Copy {
@@ -150,39 +152,42 @@ __global__ void __launch_bounds__(kRowThreads) store_cache_kernel(const __grid_c
     const Bf16* from;
   };
   const KvCache& c = args.cache;
-  const int E = c.layout.head_dim, which = blockIdx.y & 1, head = blockIdx.y >> 1;
+  const int which = blockIdx.y & 1, head = blockIdx.y >> 1;
   const int64_t b = blockIdx.z;
   release_next_kernel();
-  const int64_t past = args.map.past[b], end = past + args.start[b + 1] - args.start[b];
+  const int64_t past = args.map.past[b], start = args.start[b], end = past + args.start[b + 1] - start;
   wait_for_previous_kernel();
-  const int64_t first_page = past / kKvPageTokens, page = first_page + blockIdx.x;
-  const int64_t page_start = page * kKvPageTokens;
+  const int64_t first_page = past / kKvPageTokens, page = first_page + blockIdx.x, page_start = page * kKvPageTokens;
   if (page_start >= end) return;
-  const Bf16* rows = which ? args.v : args.k;
-  const auto new_row = [&](int64_t p) { return rows + ((args.start[b] + p - past) * c.kv_heads + head) * E; };
-  const int64_t first = max(past, page_start), last = min(end, page_start + kKvPageTokens);
+  // Tokens of the page: those of this call are from `first` to `last`.
+  const int first = static_cast<int>(max(past - page_start, int64_t{0})),
+            last = static_cast<int>(min(end - page_start, int64_t{kKvPageTokens}));
+  const int64_t pitch = int64_t{c.kv_heads} * kHeadDim;
+  const Bf16* rows = (which ? args.v : args.k) + (start + page_start - past) * pitch + head * kHeadDim;
   if (c.layout.dtype != Dtype::int4) {
-    for (int64_t p = first + threadIdx.x / 32; p < last; p += blockDim.x / 32)
-      store_token_by_warp(c, b, p, head, which, new_row(p));
+    for (int i = first + static_cast<int>(threadIdx.x) / 32; i < last; i += kRowThreads / 32)
+      store_token_by_warp(c, b, page_start + i, head, which, rows + i * pitch);
     return;
   }
-  copy_rows(max(int64_t{0}, min(last, int64_t{kKvSinkTokens}) - first), E, [&](int64_t i) {
-    return Copy{sink_rows(c, b, head, which) + (first + i) * E, new_row(first + i)};
-  });
-  Bf16* tail = tail_rows(c, b, c.tail_in[b], head, which);
-  const bool full = last == page_start + kKvPageTokens, begun_before = page_start < past;
-  if (page == first_page || !full) {
-    Bf16* to = page == first_page ? tail : tail_rows(c, b, c.tail_out[b], head, which);
-    copy_rows(last - first, E, [&](int64_t i) {
-      return Copy{to + (first + i) % kKvPageTokens * E, new_row(first + i)};
+  if (page == 0) {
+    Bf16* sinks = sink_rows(c, b, head, which);
+    copy_rows<kHeadDim>(min(last, kKvSinkTokens) - first, [&](int i) {
+      return Copy{sinks + (first + i) * kHeadDim, rows + (first + i) * pitch};
     });
   }
-  if (!full) return;
-  if (begun_before) __syncthreads();  // closes: the tail's rows read before they are written
+  Bf16* tail = tail_rows(c, b, c.tail_in[b], head, which);
+  if (page == first_page || last < kKvPageTokens) {
+    Bf16* to = page == first_page ? tail : tail_rows(c, b, c.tail_out[b], head, which);
+    copy_rows<kHeadDim>(last - first, [&](int i) {
+      return Copy{to + (first + i) * kHeadDim, rows + (first + i) * pitch};
+    });
+  }
+  if (last < kKvPageTokens) return;
+  if (first > 0) __syncthreads();  // closes: the tail's rows read before they are written
   quantise_page(
-      page_of(c, b, page, head), c.layout, which, (which ? c.value_factor : c.key_factor)[head], codes, threadIdx.x,
-      blockDim.x, [&](int row) { return begun_before ? tail + row * E : new_row(page_start + row); },
-      [] { __syncthreads(); });
+      page_of(c, b, page, head), KvPageLayout{Dtype::int4, kHeadDim}, which,
+      (which ? c.value_factor : c.key_factor)[head], codes, threadIdx.x, kRowThreads,
+      [&](int row) { return first > 0 ? tail + row * kHeadDim : rows + row * pitch; }, [] { __syncthreads(); });
 }
 
 void check(const char* op, const KvCache& c) {
@@ -221,7 +226,8 @@ void store_cache(const char* op, const QkvFinish& args, int sequences, int64_t l
   if (sequences == 0 || longest == 0) return;
   const int E = args.cache.layout.head_dim;
   const unsigned pages = static_cast<unsigned>((longest + kKvPageTokens - 1) / kKvPageTokens + 1);
-  launch(op, store_cache_kernel, dim3(pages, 2 * args.cache.kv_heads, sequences), kRowThreads, 64 * E, stream, args);
+  launch(op, E == 64 ? store_cache_kernel<64> : store_cache_kernel<128>,
+         dim3(pages, 2 * args.cache.kv_heads, sequences), kRowThreads, 64 * E, stream, args);
 }
 
 }  // namespace fut::cuda

@@ -46,7 +46,7 @@ struct BenchOptions {
   int64_t layers = 0;            ///< step: layers that run, 0: all. op, block: sets of weights and cache that take
                                  ///< turns, 0: enough to exceed the last-level cache twice, where memory allows
   bool trace = false;            ///< step: also BenchResult::stages
-  int repeat = 0;                ///< samples; 0: 40 on a card, 10 elsewhere
+  int repeat = 0;                ///< samples; 0: 40 on a card (prefill: at most 30 ms of them), 10 elsewhere
   double sample_seconds = 2e-3;  ///< runs are repeated within a sample until it is this long; on a card a sample is one
                                  ///< run on each set
   double warm_up_seconds = 0.1;  ///< runs before anything counts: caches, page tables and clocks settle
