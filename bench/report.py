@@ -199,18 +199,18 @@ def prefill_operations(numbers):
     """Products beside cuBLASLt's bare ones (BF16 out), attention beside cuDNN's; all sustained but the column burst."""
     rows = []
     for op, part in (*PRODUCT_OPS.items(), ("attention_prefill", None)):
-        for weights in SCALINGS:
-            for point in numbers.points({f"prefill_{op}"}):
+        for weights, scaling in ((w, s) for w, scalings in SCALINGS.items() for s in scalings):
+            for point in numbers.points({f"prefill_{op}{scaling}"}):
                 def peer(burst):
                     if not part:
                         return cudnn(numbers, point, burst)
                     return numbers.peer(f"cublaslt_{weights}_{part}{burst}", (point[0], point[1] * point[2], 0))
 
-                ours = ours_in_prefill(numbers, op, point, weights)
+                ours = ours_in_prefill(numbers, op + scaling, point, weights)
                 if ours:
                     swiglu = numbers.peer("cublaslt_bf16_swiglu_gate_up", (point[0], point[1] * point[2], 0))
-                    rows.append([op, weights, point[0], f"{point[1]} x {point[2]}", number(ours), number(peer("")),
-                                 number(peer("/burst")), ratio(peer(""), ours),
+                    rows.append([op, weights + scaling, point[0], f"{point[1]} x {point[2]}", number(ours),
+                                 number(peer("")), number(peer("/burst")), ratio(peer(""), ours),
                                  number(swiglu if part == "gate_up" else None)])
     return rows
 
