@@ -1,8 +1,9 @@
 // The backend for NVIDIA Hopper cards (compute capability 9.0).
 //
-// Differences from the CPU's, all of them beside the results: Residual::sum_squares is neither read nor written
-// (whoever needs the norm reads the whole row anyway, and adds its squares on the way), weights and caches in f32 are
-// refused, and counters of saturation reach the host with the next download().
+// Differences from the CPU's, all of them beside the results: Residual::sum_squares of an f32 residual is neither read
+// nor written (whoever needs the norm reads the whole row anyway, and adds its squares on the way), each phase has its
+// own order of weights, those in f32 and caches in f32 are refused, and counters of saturation reach the host with the
+// next download().
 #pragma once
 
 #include <memory>

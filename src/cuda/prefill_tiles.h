@@ -40,7 +40,7 @@ inline PrefillTiles choose_prefill_tiles(int64_t rows, int64_t cols, int narrowe
   double best_cost = 0;
   for (int tile_cols = 256; tile_cols >= narrowest; tile_cols /= 2) {
     for (int cluster : {2, 1}) {
-      if (cluster > multiprocessors) continue;
+      if (cluster > 1 && (multiprocessors < cluster || rows <= kPrefillTileRows)) continue;
       PrefillTiles t;
       t.cols = tile_cols;
       t.cluster = cluster;
