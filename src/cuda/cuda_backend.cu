@@ -10,8 +10,8 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/device_memory.cuh"
 #include "cuda/gemm_decode.h"
-#include "cuda/gemm_prefill.h"
 #include "cuda/place.h"
+#include "cuda/prefill_products.h"
 #include "cuda/rows.h"
 #include "cuda/step.h"
 #include "cuda/step_batch.h"
@@ -160,8 +160,11 @@ class CudaBackend final : public Backend {
     const int rows = static_cast<int>(args.rows), F = static_cast<int>(args.gate_up.rows / 2);
     if (rows == 0) return;
     const char* op = "gate_up_swiglu";
-    if (args.gate_up.phase == Phase::prefill) return prefill_gate_up(op, args);
     const Operand out = on_device(args.out);
+    if (args.gate_up.phase == Phase::prefill) {
+      prefill_.gate_up(op, args, out, stream_);
+      return collect_amax(args.out);
+    }
     if (F % 16 == 0 && !out.amax && (out.dtype == Dtype::f16 || out.dtype == Dtype::bf16)) {
       GemmArgs gemm;
       gemm.finish = Finish::swiglu;
@@ -456,23 +459,16 @@ class CudaBackend final : public Backend {
     const int rows = static_cast<int>(args.batch.rows);
     const DeviceBatch batch = on_device(args.batch, args.cache);
     QkvFinish finish;
-    finish.q = static_cast<Bf16*>(args.q);
-    finish.k = static_cast<Bf16*>(args.k);
-    finish.v = static_cast<Bf16*>(args.v);
-    finish.cache = batch.cache;
-    finish.rope = args.rope;
-    finish.map = batch.map;
-    finish.start = batch.start;
-    finish.rows = rows;
-    finish.heads = args.heads;
-    finish.q_norm = args.q_norm;
-    finish.k_norm = args.k_norm;
-    finish.eps = args.residual.eps;
+    finish.q = static_cast<Bf16*>(args.q), finish.k = static_cast<Bf16*>(args.k), finish.v = static_cast<Bf16*>(args.v);
+    finish.cache = batch.cache, finish.map = batch.map, finish.start = batch.start;
+    finish.rope = args.rope, finish.rows = rows, finish.heads = args.heads;
+    finish.q_norm = args.q_norm, finish.k_norm = args.k_norm, finish.eps = args.residual.eps;
     finish.append = decode;
-    if (args.qkv.phase == Phase::decode || !prefill_qkv(op, args, finish)) {
+    const bool prefill = args.qkv.phase == Phase::prefill, fused = prefill && prefill_.qkv(op, args, finish, stream_);
+    if (!fused) {
       float* y = y_.reserve<float>(static_cast<size_t>(rows) * args.qkv.rows, stream_);
-      if (args.qkv.phase == Phase::prefill) {
-        gemm_prefill(op, args.qkv, residual_input(args.residual, args.qkv, rows), PlainOutput{y}, stream_);
+      if (prefill) {
+        prefill_.plain(op, args.residual, args.qkv, rows, y, stream_);
       } else {
         GemmArgs gemm;
         gemm.out = y;
@@ -482,91 +478,6 @@ class CudaBackend final : public Backend {
       finish_qkv(op, finish, stream_);
     }
     if (!decode) store_cache(op, finish, static_cast<int>(args.batch.sequences), batch.longest, stream_);
-  }
-
-  /// The residual as a prefill product takes it: its codes for an e4m3 weight, itself for a bf16 one.
-  static PrefillInput residual_input(const Residual& r, const Weight& weight, int rows) {
-    const bool codes = weight.dtype == Dtype::e4m3;
-    FUT_CHECK(r.dtype == Dtype::bf16 && (r.x8 || !codes), "a weight placed for prefill needs a bf16 residual",
-              codes ? " with an e4m3 copy" : "");
-    PrefillInput in;
-    in.data = codes ? static_cast<const void*>(r.x8) : r.x;
-    in.row_scale = codes ? r.x8_scale : nullptr;
-    in.sum_squares = r.sum_squares;
-    in.eps = r.eps;
-    in.rows = rows;
-    return in;
-  }
-
-  /// The product and all but the cache in one launch; false where no such kernel is: heads that turn in part.
-  bool prefill_qkv(const char* op, const QkvArgs& args, const QkvFinish& finish) {
-    const int E = args.cache.layout.head_dim;
-    if ((E != 64 && E != 128) || args.rope.rotary_dim != E) return false;
-    QkvOutput out;
-    out.q = finish.q, out.k = finish.k, out.v = finish.v;
-    out.heads = args.heads, out.kv_heads = args.cache.kv_heads;
-    out.rotate = args.cache.layout.dtype == Dtype::int4;
-    out.q_scale = query_scale(E);
-    out.cos = args.rope.cos, out.sin = args.rope.sin;
-    out.position = finish.map.position;
-    out.key_mean = args.cache.key_mean;
-    out.q_norm = args.q_norm, out.k_norm = args.k_norm;
-    out.eps = args.residual.eps;
-    gemm_prefill(op, args.qkv, residual_input(args.residual, args.qkv, finish.rows), out, E, stream_);
-    return true;
-  }
-
-  void prefill_gate_up(const char* op, const GateUpArgs& args) {
-    const int rows = static_cast<int>(args.rows), F = static_cast<int>(args.gate_up.rows / 2);
-    const Operand out = on_device(args.out);
-    PrefillInput in = residual_input(args.residual, args.gate_up, rows);
-    SwigluOutput h;
-    if (!out.row_scale) {
-      h.h = out.data;
-      h.type = out.dtype;
-      h.scale = out.scale;
-      h.amax = out.amax;
-      h.saturated = reinterpret_cast<unsigned long long*>(out.saturated);
-      gemm_prefill(op, args.gate_up, in, h, stream_);
-      return collect_amax(args.out);
-    }
-    // Rows by their own largest magnitude: it is known when a row is whole. In parts, for the memory's sake.
-    constexpr int kPart = 4096;
-    h.type = Dtype::f32;
-    h.h = y_.reserve<float>(static_cast<size_t>(std::min(rows, kPart)) * F, stream_);
-    for (int first = 0; first < rows; first += kPart) {
-      PrefillInput part = in;
-      part.rows = std::min(kPart, rows - first);
-      part.data = static_cast<const uint8_t*>(in.data) +
-                  int64_t{first} * args.gate_up.cols * bits_per_element(args.gate_up.dtype) / 8;
-      if (in.row_scale) part.row_scale += first;
-      part.sum_squares += first;
-      gemm_prefill(op, args.gate_up, part, h, stream_);
-      Operand to = out;
-      to.data = static_cast<uint8_t*>(out.data) + int64_t{first} * F * bits_per_element(out.dtype) / 8;
-      to.row_scale += first;
-      store_operand(to, static_cast<float*>(h.h), false, part.rows, F, stream_);
-    }
-    collect_amax(args.out);
-  }
-
-  void prefill_residual_gemm(const char* op, const ResidualGemmArgs& args) {
-    const int rows = static_cast<int>(args.rows), N = static_cast<int>(args.weight.rows);
-    FUT_CHECK(args.residual.dtype == Dtype::bf16 && args.a.dtype == args.weight.dtype, op,
-              ": a weight placed for prefill needs a bf16 residual and an operand of its own type, not ",
-              name_of(args.a.dtype));
-    PrefillInput in;
-    in.data = args.a.data;
-    in.scale = args.a.scale;
-    in.row_scale = args.a.row_scale;
-    in.rows = rows;
-    ResidualOutput out;
-    out.residual = on_device(args.residual);
-    out.sums = residual_sums_.reserve<PrefillRowSum>(rows, stream_, true);
-    out.arrived = bands_.reserve<unsigned>(static_cast<size_t>(rows) / kPrefillTileRows + 2, stream_, true);
-    gemm_prefill(op, args.weight, in, out, stream_);
-    if (args.residual.x8 && args.residual.x8_scaling == Fp8Scaling::exact)
-      copy_to_e4m3(args.residual, rows, N, stream_);
   }
 
   void attend_prefill(const char* op, const AttentionArgs& args) {
@@ -594,11 +505,8 @@ class CudaBackend final : public Backend {
     const int width = args.heads * args.cache.layout.head_dim;
     const bool direct = !out.amax && (out.dtype == Dtype::f16 || out.dtype == Dtype::bf16);
     AttentionLaunch a;
-    a.q = static_cast<const Bf16*>(args.q);
-    a.cache = batch.cache;
-    a.map = batch.map;
-    a.rows = static_cast<int>(args.batch.rows);
-    a.heads = args.heads;
+    a.q = static_cast<const Bf16*>(args.q), a.cache = batch.cache, a.map = batch.map;
+    a.rows = static_cast<int>(args.batch.rows), a.heads = args.heads;
     a.out = direct ? out.data : y_.reserve<float>(static_cast<size_t>(a.rows) * width, stream_);
     a.out_type = direct ? out.dtype : Dtype::f32;
     a.out_scale = out.scale;
@@ -622,22 +530,21 @@ class CudaBackend final : public Backend {
     const int rows = static_cast<int>(args.rows), N = static_cast<int>(args.weight.rows),
               K = static_cast<int>(args.weight.cols);
     if (rows == 0) return;
-    if (args.weight.phase == Phase::prefill) return prefill_residual_gemm(op, args);
+    if (args.weight.phase == Phase::prefill) return prefill_.residual(op, args, on_device(args.residual), stream_);
     FUT_CHECK(args.residual.dtype == Dtype::f32 && !args.residual.x8 && args.a.dtype != Dtype::e4m3, op,
               ": a weight placed for decode needs an f32 residual without e4m3 copy and an f16 or bf16 operand");
     GemmArgs gemm;
-    gemm.a = args.a.data;
-    gemm.a_scale = args.a.scale;
-    gemm.finish = Finish::residual;
-    gemm.out = args.residual.x;
+    gemm.a = args.a.data, gemm.a_scale = args.a.scale;
+    gemm.finish = Finish::residual, gemm.out = args.residual.x;
     gemm_in_parts(op, args.weight, gemm, rows, K * 2, N * 4);
   }
 
   const int64_t step_rows_;  ///< decode_step() takes no more
   cudaStream_t stream_ = nullptr;
   cudaMemPool_t pool_ = nullptr;
-  Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_, residual_sums_, bands_;
+  Scratch y_, a16_, packed_, factor_, partial_, arrived_, amax_;
   Mirror batch_, tokens_, rows_, layers_;
+  PrefillProducts prefill_;
   PrefillAttention prefill_attention_;
   Scratch handed_over_[kStages], tag_base_, fault_;  ///< of decode_step()
   Scratch y_rows_, step_rows_of_[3], flags_;         ///< of a batch's
