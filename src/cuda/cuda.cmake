@@ -20,6 +20,7 @@ if(FUT_CUDA AND CMAKE_CUDA_COMPILER)
   file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
   add_library(fut_cuda STATIC ${cuda_sources})
   target_link_libraries(fut_cuda PRIVATE fut_cuda_flags)
+  set_target_properties(fut_cuda PROPERTIES CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/scripts/nvcc_strict.sh)
   # By path: a project that only adds this one as a folder does not know CUDA as a language, and links with g++ alone.
   find_library(FUT_CUDA_RUNTIME cudart_static REQUIRED
     HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}/../lib64)
