@@ -206,7 +206,7 @@ TEST(FixtureModelsTest, DynamicRopeLeavesShortTextsAlone_A04) {
   expect_refused([&] { engine->score(engine->tokenize(kText, false), longer); }, {"12", "8"});
 }
 
-TEST(FixtureModelsTest, TiedHeadsReadTheEmbedding) {
+TEST(FixtureModelsTest, TiedHeadsReadTheEmbedding_D06) {
   const TempFolder tied, copied;
   write_fixture(tied, {.config = R"({"tie_word_embeddings":true})", .lm_head = "no"});
   write_fixture(copied, {.lm_head = "copy"});
@@ -289,7 +289,7 @@ Fixture loud(const std::vector<std::string>& tensors, float factor) {
 
 /// Layer 0's gate and up times 400: silu(g) * u passes 65504. The distances are those of the weights' own rounding: at
 /// most 0.008 (BF16), 0.10 (FP8) and 0.19 (INT4) were measured.
-TEST(FixtureModelsTest, SwigluBeyondHalfPrecision) {
+TEST(FixtureModelsTest, SwigluBeyondHalfPrecision_D08) {
   const TempFolder folder;
   write_fixture(folder, loud({"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"}, 400.0f));
   EXPECT_LT(worst_error(folder, "bf16"), 0.02);
@@ -299,7 +299,7 @@ TEST(FixtureModelsTest, SwigluBeyondHalfPrecision) {
 
 /// Query weights times 1000: scores pass 65504 and attention picks one token. Which one is for FP8 and INT4 a matter of
 /// rounding: there the result only has to be a number.
-TEST(FixtureModelsTest, ScoresBeyondHalfPrecision) {
+TEST(FixtureModelsTest, ScoresBeyondHalfPrecision_D08) {
   const TempFolder folder;
   write_fixture(folder,
                 loud({"model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.q_proj.weight"}, 1000.0f));

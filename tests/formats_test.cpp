@@ -311,7 +311,7 @@ TEST(HostWeightTest, TheExampleOfEightWeights) {
   EXPECT_EQ(codes[5], 8);
 }
 
-TEST(HostWeightTest, ALastGroupMayBeShort) {
+TEST(HostWeightTest, ALastGroupMayBeShort_D03) {
   for (int group : {32, 64, 128}) {
     for (int64_t cols : {7, 52, 96, 100, 192, 259, 576}) {
       const std::vector<float> w = normal_values(3 * cols, 9);
@@ -334,7 +334,7 @@ TEST(HostWeightTest, ALastGroupMayBeShort) {
   }
 }
 
-TEST(HostWeightTest, RefusesOtherGroupSizesBeforeAnyWork) {
+TEST(HostWeightTest, RefusesOtherGroupSizesBeforeAnyWork_D03) {
   const std::vector<float> w(64, 1.0f);
   for (int group : {0, -1, -2, 7, 16, 48, 256}) {
     expect_refused([&] { encode_weight(Dtype::int4, group, w.data(), 1, 64, "w"); },
@@ -394,7 +394,7 @@ TEST(HostWeightTest, RelativeErrorOnNormalWeights) {
 }
 
 /// Equal, tiny and vanishing groups: everything finite, zeros exactly zero, never more than twice the weight.
-TEST(HostWeightTest, DegenerateGroups) {
+TEST(HostWeightTest, DegenerateGroups_D04) {
   struct Case {
     const char* what;
     std::vector<float> w;
@@ -424,7 +424,7 @@ TEST(HostWeightTest, DegenerateGroups) {
   }
 }
 
-TEST(HostWeightTest, RefusesWhatNoScaleCanHold) {
+TEST(HostWeightTest, RefusesWhatNoScaleCanHold_D04) {
   for (float bad : {7e5f, -7e5f, kNan, kInfinity, -kInfinity}) {
     std::vector<float> w(3 * 128, 1.0f);
     w[128 + 5] = bad;

@@ -409,7 +409,7 @@ TEST(GptqTest, EqualColumnsNeedDampingAndSayThatItRose) {
   EXPECT_LT(output_error(w, undamped.weight, x), output_error(w, rtn(w, kShape), x));
 }
 
-TEST(GptqTest, GroupsOfOddMagnitudes) {
+TEST(GptqTest, GroupsOfOddMagnitudes_D04) {
   constexpr Shape kShape{8, 128, 64};
   std::vector<float> w = normal_values(kShape.rows * kShape.cols, 22);
   const float fills[] = {0.0f, 0.37f, -0.37f, 1e-8f, 2e-7f, -0.0f};

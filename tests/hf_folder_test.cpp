@@ -332,10 +332,31 @@ TEST_F(HfFolderTest, ReadsPackQuantized_D02) {
       EXPECT_EQ(y[row * 12 + k], (row ? 3.0f : 1.0f) * static_cast<float>((row + k) % 16 - 8));
   }
   EXPECT_EQ(model->read_f32("x.weight_scale"), (Floats{1, 2, -1, 0.5f}));
+  EXPECT_EQ(model->int4_group("x.weight"), 32);
+  EXPECT_EQ(model->int4_group("y.weight"), 128);  // one group, whatever its size
   int64_t size = 0;
   model->raw("x.weight_packed", &size);
   EXPECT_EQ(size, 64);
   expect_refused([&] { model->raw("x.weight", &size); }, {"x.weight", "pack-quantized"});
+}
+
+TEST_F(HfFolderTest, ReadsPackQuantizedInAnOrderOfItsOwn_D02) {
+  std::vector<int32_t> group_of(64);
+  for (int k = 0; k < 64; ++k) group_of[k] = k % 2;
+  SafetensorsBuilder tensors;
+  tensors.add("x.weight_packed", "I32", "[2,8]", packed_codes(64))
+      .add("x.weight_scale", "F32", "[2,2]", bytes_of(Floats{1, 2, -1, 0.5f}))
+      .add("x.weight_shape", "I64", "[2]", bytes_of(std::vector<int64_t>{2, 64}))
+      .add("x.weight_g_idx", "I32", "[64]", bytes_of(group_of));
+  write_model(tensors);
+  const auto model = open();
+  const Floats x = model->read_f32("x.weight");
+  const float scale[2][2] = {{1, 2}, {-1, 0.5f}};
+  for (int i = 0; i < 128; ++i)
+    EXPECT_EQ(x[i], scale[i / 64][i % 2] * static_cast<float>((i / 64 + i % 64) % 16 - 8)) << i;
+  std::string why;
+  EXPECT_EQ(model->int4_group("x.weight", &why), 0);
+  EXPECT_NE(why.find("activation order"), std::string::npos) << why;
 }
 
 TEST_F(HfFolderTest, RefusesPackQuantizedThatDoesNotFit_D02_D05) {
@@ -365,8 +386,8 @@ TEST_F(HfFolderTest, RefusesPackQuantizedThatDoesNotFit_D02_D05) {
   expect({.scale_shape = "[4,1]"}, {"x.weight_scale", "2 rows"});
   expect({.scale_shape = "[2,0]", .scales = 0}, {"x.weight_scale"});
   expect({.scale_shape = "[2,3]", .scales = 6}, {"x.weight_scale", "64 columns"});
-  expect({.extra = "x.weight_zero_point"}, {"x.weight_zero_point", "I32 (1, 2)"});
-  expect({.extra = "x.weight_g_idx"}, {"x.weight_g_idx", "not supported"});
+  expect({.extra = "x.weight_zero_point"}, {"x.weight_zero_point", "I32 [1,2]"});
+  expect({.extra = "x.weight_g_idx"}, {"x.weight_g_idx", "expected I32 [64]"});
   expect({.extra = "x.weight"}, {"x.weight is there as well"});
   write_model(SafetensorsBuilder()  // 24 columns in two groups: of 12, or of 16 and 8?
                   .add("x.weight_packed", "I32", "[2,3]", packed_codes(24))
@@ -374,11 +395,7 @@ TEST_F(HfFolderTest, RefusesPackQuantizedThatDoesNotFit_D02_D05) {
                   .add("x.weight_shape", "I64", "[2]", bytes_of(std::vector<int64_t>{2, 24})));
   expect_open_refused({"x.weight_packed", "groups of 12"});
   write_model(SafetensorsBuilder().add("x.weight_packed", "I32", "[1]", "1234"));
-  expect_open_refused({"x.weight_packed", "_scale and _shape"});
-  for (const char* name : {"x.qweight", "x.qzeros"}) {
-    write_model(SafetensorsBuilder().add(name, "I32", "[1]", "1234"));
-    expect_open_refused({name, "not supported yet"});
-  }
+  expect_open_refused({"x.weight_packed", "expected x.weight_scale beside it"});
 }
 
 std::string from_hex(const std::string& digits) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/quantize.h"
+#include "futransformer/engine.h"
 #include "io/checkpoint.h"
 #include "quant/quantisers.h"
 #include "support/fixture_model.h"
@@ -13,16 +14,20 @@ using test::TempFolder;
 using test::write_fixture;
 using Json = nlohmann::json;
 
+void quantize(const TempFolder& source, int group, const std::string& out = "out") {
+  const auto quantiser = find_quantiser("rtn").make({});
+  QuantizeOptions options;
+  options.group = group;
+  options.quantiser = quantiser.get();
+  quantize_model(source.path(), source.file(out), options);
+}
+
 /// config.json of both folders, and the tensors' names and types, made from the fixture.
 class WrittenFolders : public testing::Test {
  protected:
   WrittenFolders() {
     write_fixture(source_, {.config = R"({"dtype":"float32","torch_dtype":"float32"})"});
-    const auto quantiser = find_quantiser("rtn").make({});
-    QuantizeOptions options;
-    options.group = 32;
-    options.quantiser = quantiser.get();
-    quantize_model(source_.path(), source_.file("out"), options);
+    quantize(source_, 32);
   }
 
   Json config(const std::string& phase) const {
@@ -82,6 +87,52 @@ TEST_F(WrittenFolders, SayWhatVllmAsksFor) {
   EXPECT_EQ(type("decode", "lm_head.weight"), "BF16 [259,64]");
   EXPECT_EQ(type("prefill", down), "F8_E4M3 [64,96]");
   EXPECT_EQ(type("prefill", down + "_scale"), "F32 [64,1]");
+}
+
+std::vector<int32_t> greedy(const std::string& path, int group = 0) {
+  EngineOptions options;
+  options.backend = "cpu";
+  options.threads = 1;
+  options.group_size = group;
+  Request request;
+  request.prompt = "Hello world";
+  request.max_tokens = 6;
+  request.sampling.temperature = 0;
+  return Engine::load(path, options)->generate({request})[0].ids;
+}
+
+/// The fixture's down_proj has 96 inputs, the others 64.
+TEST(WrittenFolder, GroupsMustDivideWhatOthersShallReadButNotWhatIsLoaded_D03) {
+  const TempFolder source;
+  write_fixture(source);
+  for (const int group : {64, 128}) {
+    const std::string inputs = group == 64 ? "down_proj has 96 inputs" : "q_proj has 64 inputs";
+    test::expect_refused([&] { quantize(source, group); }, {inputs, cat("no multiple of the group size ", group)});
+    EXPECT_FALSE(std::filesystem::exists(source.file("out")));
+    EXPECT_EQ(greedy(source.path(), group).size(), 6u);  // with a short last group
+  }
+  test::expect_refused([&] { quantize(source, 48); }, {"group size 48", "32, 64 or 128"});
+}
+
+TEST(WrittenFolder, ATiedHeadStaysTheEmbeddingAndIsNotQuantised_D06) {
+  const TempFolder source;
+  write_fixture(source, {.config = R"({"tie_word_embeddings":true})", .lm_head = "no"});
+  quantize(source, 32);
+  const std::vector<float> embedding = Checkpoint::open(source.path())->read_f32("model.embed_tokens.weight");
+  for (const std::string part : {"", "/decode", "/prefill"}) {
+    SCOPED_TRACE(part);
+    EXPECT_EQ(greedy(source.file("out") + part), std::vector<int32_t>(6, 100));
+    if (part.empty()) continue;
+    const auto written = Checkpoint::open(source.file("out") + part);
+    EXPECT_EQ(written->find("lm_head.weight"), nullptr);
+    const std::vector<float> stored = written->read_f32("model.embed_tokens.weight");
+    ASSERT_EQ(stored.size(), embedding.size());
+    for (size_t i = 0; i < stored.size(); ++i) ASSERT_EQ(stored[i], to_f32(to_bf16(embedding[i]))) << i;
+    const TempFolder again;
+    test::expect_refused([&] { quantize_model(source.file("out") + part, again.file("out"), {}); },
+                         {"quantised already"});
+  }
+  test::expect_refused([&] { quantize_model(source.file("out"), source.file("twice"), {}); }, {"quantised already"});
 }
 
 }  // namespace

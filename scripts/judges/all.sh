@@ -14,7 +14,7 @@ judge() {
   "$python" scripts/judges/"$@" 2> >(grep -v '^\[transformers\]\|Loading weights' >&2) || { echo "$1: a difference, or no answer"; code=1; }
 }
 
-for name in architectures rope chat_template tokenizer qwen_tokenizer gguf_blocks compressed_tensors; do judge $name.py; done
+for name in architectures rope chat_template tokenizer qwen_tokenizer gguf_blocks compressed_tensors foreign_int4; do judge $name.py; done
 [[ -n $build ]] || exit $code
 judge chat_template.py --program "$build/bin/chat_template_test" --templates tests/chat_templates
 judge qwen_tokenizer.py --program "$build/bin/fut"

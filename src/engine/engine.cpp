@@ -161,6 +161,7 @@ void EngineImpl::describe_weights(const ModelSource& source) {
     i.warnings.push_back(cat(path_, ": group size ", options_.group_size,
                              " has no effect: the model brings its own INT4 codes, in groups of ", i.group_size));
   }
+  if (!w.warning.empty()) i.warnings.push_back(w.warning);
   i.unused_tensors = unused_tensors(*source.decode, c);
   if (source.quantised()) {
     for (std::string& name : unused_tensors(*source.prefill, c)) i.unused_tensors.push_back("prefill/" + name);

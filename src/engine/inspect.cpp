@@ -47,7 +47,7 @@ void add_stored(Inspection& out, const Checkpoint& checkpoint) {
                                       [&](const char* part) { return tensor.name.find(part) != std::string::npos; });
       if (!member) continue;
       int64_t bytes = 0;
-      if (tensor.type != "pack-quantized") checkpoint.raw(tensor.name, &bytes);  // that one is a view of its parts
+      if (!is_packed_int4(tensor)) checkpoint.raw(tensor.name, &bytes);  // those are views of their parts
       group.stored_bytes += bytes;
       const bool part = !tensor.name.ends_with(".weight") && !tensor.name.ends_with(".bias");  // scales and the like
       if (!part) group.stored_types.insert(tensor.type);
@@ -85,10 +85,8 @@ void add_sizes(Inspection& out, const EngineOptions& options, int group_size) {
 
 /// INT4 codes that the checkpoint holds are used as they are, in their own groups; otherwise the option decides.
 int group_size_of(const Checkpoint& checkpoint, int standard) {
-  const std::string name = "model.layers.0.self_attn.q_proj.weight";
-  const TensorInfo *codes = checkpoint.find(name), *scale = checkpoint.find(name + "_scale");
-  const bool stored = codes && codes->type == "pack-quantized" && scale && scale->shape.size() == 2;
-  return stored ? static_cast<int>(codes->shape[1] / scale->shape[1]) : standard;
+  const int stored = checkpoint.int4_group("model.layers.0.self_attn.q_proj.weight");
+  return stored ? stored : standard;
 }
 
 }  // namespace

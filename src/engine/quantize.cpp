@@ -378,8 +378,8 @@ QuantizeReport quantize_model(const std::string& source_path, const std::string&
   const LlamaConfig& c = source.config;
   FUT_CHECK(!source.quantised(), source_path, ": is quantised already; quantize its source");
   for (const TensorInfo& info : source.decode->tensors()) {
-    FUT_CHECK(info.type != "pack-quantized" && info.type != "F8_E4M3", info.file, ": tensor ", info.name, " is ",
-              info.type, ": the checkpoint is quantised already; quantize its source");
+    FUT_CHECK(!is_packed_int4(info) && info.type != "F8_E4M3", info.file, ": tensor ", info.name, " is ", info.type,
+              ": the checkpoint is quantised already; quantize its source");
   }
   check_tensors(*source.decode, c);
   check_group(c, options.group);

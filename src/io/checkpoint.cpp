@@ -25,6 +25,12 @@ std::vector<float> Checkpoint::read_f32(const std::string& name) const {
   return read_rows(name, 0, info ? rows_of(*info) : 1);
 }
 
+int Checkpoint::int4_group(const std::string&, std::string*) const { return 0; }
+
+HostWeight Checkpoint::int4_codes(const std::string& name) const {
+  fail(path_, ": tensor ", printable(name), " has no 4-bit codes of the engine's own");
+}
+
 bool Checkpoint::check_rows(const TensorInfo& tensor, int64_t first, int64_t count) {
   const int64_t rows = rows_of(tensor);
   FUT_CHECK(first >= 0 && count >= 0 && first <= rows && count <= rows - first, tensor.file, ": tensor ",

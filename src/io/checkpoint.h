@@ -9,6 +9,7 @@
 
 #include "base/dtype.h"
 #include "io/tokenizer.h"
+#include "layout/host_weight.h"
 
 namespace fut {
 
@@ -19,6 +20,12 @@ struct TensorInfo {
   std::vector<int64_t> shape;
   std::string file;  ///< for messages
 };
+
+/// Whether the tensor is a matrix of 4-bit codes (io/packed_int4.h), which other tensors hold: it has no bytes of its
+/// own.
+inline bool is_packed_int4(const TensorInfo& tensor) {
+  return tensor.type == "pack-quantized" || tensor.type == "gptq" || tensor.type == "awq";
+}
 
 /// A Hugging Face folder or a GGUF file. GGUF is translated on the way: names, configuration, order of q and k rows.
 /// Opening checks every header against the file's size before anything is allocated; tensors are read on demand from
@@ -54,6 +61,11 @@ class Checkpoint {
   /// reordered (q and k of GGUF).
   virtual std::vector<float> read_rows(const std::string& name, int64_t first, int64_t count) const = 0;
 
+  /// Whether a matrix's stored 4-bit codes are this engine's own: their group size, for int4_codes(). 0: only numbers,
+  /// and why. What was no code has no reason.
+  virtual int int4_group(const std::string& name, std::string* why = nullptr) const;
+  virtual HostWeight int4_codes(const std::string& name) const;
+
   /// Takes the files' pages that were read out of this process's memory: they are still there, and come when needed.
   virtual void drop_pages() const = 0;
 
@@ -68,12 +80,12 @@ class Checkpoint {
   /// The chat template's source, or "" if the files hold none.
   virtual std::string chat_template() const = 0;
 
- protected:
   static int64_t rows_of(const TensorInfo& tensor) { return tensor.shape.size() == 2 ? tensor.shape[0] : 1; }
 
   /// Refuses rows that the tensor does not have. True if they are all that there are.
   static bool check_rows(const TensorInfo& tensor, int64_t first, int64_t count);
 
+ protected:
   std::string path_;
 };
 

@@ -1,19 +1,17 @@
 #include "io/hf_folder.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
 #include "base/error.h"
 #include "base/parallel.h"
-#include "io/gguf_blocks.h"
 #include "io/json.h"
+#include "io/packed_int4.h"
 #include "io/safetensors.h"
 
 namespace fut {
@@ -79,47 +77,11 @@ void require_all_present(const std::set<std::string>& shards, const std::string&
             " names are missing (incomplete download?): ", missing);
 }
 
-/// Consecutive elements or rows.
-struct Span {
-  int64_t first, count;
-};
-
-std::vector<float> read_f64(const StoredTensor& tensor, Span elements) {
-  std::vector<float> values(static_cast<size_t>(elements.count));
-  const uint8_t* const data = tensor.data + elements.first * static_cast<int64_t>(sizeof(double));
-  for (size_t i = 0; i < values.size(); ++i) {
-    double value;
-    memcpy(&value, data + i * sizeof(value), sizeof(value));
-    // Beyond float's range the conversion of C++ is undefined; infinity is what every other program makes of it.
-    constexpr double kLargest = std::numeric_limits<float>::max();
-    values[i] = std::fabs(value) <= kLargest || !std::isfinite(value)
-                    ? static_cast<float>(value)
-                    : std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(value > 0 ? 1 : -1));
-  }
-  return values;
-}
-
 [[noreturn]] void fail_without_weights(const std::string& folder) {
   size_t count = 0;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) count += entry.path().extension() == ".safetensors";
   fail(folder, ": found neither ", kWeightsFile, " nor ", kIndexFile, ", only ", count, " other .safetensors files");
-}
-
-/// The two integers of a weight_shape tensor.
-std::pair<int64_t, int64_t> read_pair(const StoredTensor& tensor) {
-  const TensorInfo& info = tensor.info;
-  const bool wide = info.type == "I64";
-  FUT_CHECK((wide || info.type == "I32") && info.shape == std::vector<int64_t>{2}, info.file, ": tensor ",
-            printable(info.name), ": expected two integers");
-  int64_t wide_pair[2];
-  int32_t pair[2];
-  if (wide) {
-    memcpy(wide_pair, tensor.data, sizeof(wide_pair));
-    return {wide_pair[0], wide_pair[1]};
-  }
-  memcpy(pair, tensor.data, sizeof(pair));
-  return {pair[0], pair[1]};
 }
 
 /// Extents of the blocks that share a scale in an FP8 checkpoint, if its scales are neither one nor one a row.
@@ -149,6 +111,8 @@ class HfFolder final : public Checkpoint {
   void drop_pages() const override {
     for (const SafetensorsFile& shard : shards_) shard.drop_pages();
   }
+  int int4_group(const std::string& name, std::string* why) const override;
+  HostWeight int4_codes(const std::string& name) const override;
   const uint8_t* raw(const std::string& name, int64_t* size_bytes) const override;
   std::unique_ptr<Tokenizer> tokenizer() const override;
   std::map<std::string, std::string> tokenizer_files() const override;
@@ -158,21 +122,16 @@ class HfFolder final : public Checkpoint {
   std::string file(const char* name) const { return (fs::path(path_) / name).string(); }
   void open_shard(const std::string& name);
   void open_indexed_shards();
-  void add_pack_quantized(const std::string& name);
+  void add_packed();
   const StoredTensor& stored(const std::string& name) const;
-  std::vector<float> read_plain(const StoredTensor& tensor, Span rows) const;
-  std::vector<float> read_plain(const StoredTensor& tensor) const {
-    return read_plain(tensor, {0, rows_of(tensor.info)});
-  }
   const StoredTensor& scale_of(const TensorInfo& info) const;
-  std::vector<float> read_e4m3(const StoredTensor& tensor, Span rows) const;
-  std::vector<float> read_packed(const TensorInfo& tensor, Span rows) const;
+  std::vector<float> read_e4m3(const StoredTensor& tensor, int64_t first, int64_t count) const;
 
   std::string config_, generation_config_ = "{}";
   std::pair<int64_t, int64_t> fp8_block_;  // rows and columns of an FP8 tensor that share a scale
   std::vector<SafetensorsFile> shards_;
-  std::map<std::string, const StoredTensor*> stored_;
-  std::map<std::string, TensorInfo> packed_;
+  StoredTensors stored_;
+  std::map<std::string, PackedInt4> packed_;
 };
 
 HfFolder::HfFolder(const std::string& folder) {
@@ -195,10 +154,20 @@ HfFolder::HfFolder(const std::string& folder) {
                 known->second->info.file);
     }
   }
+  add_packed();
+}
+
+void HfFolder::add_packed() {
+  std::optional<QweightConfig> config;
   for (const auto& [name, tensor] : stored_) {
-    FUT_CHECK(!name.ends_with(".qweight") && !name.ends_with(".qzeros"), tensor->info.file, ": tensor ",
-              printable(name), ": the GPTQ and AWQ layouts are not supported yet");
-    if (name.ends_with(".weight_packed")) add_pack_quantized(name.substr(0, name.size() - strlen("_packed")));
+    if (name.ends_with(".weight_packed")) {
+      const std::string weight = name.substr(0, name.size() - strlen("_packed"));
+      packed_.emplace(weight, PackedInt4::pack_quantized(weight, stored_));
+    } else if (name.ends_with(".qweight")) {
+      const std::string weight = name.substr(0, name.size() - strlen("qweight")) + "weight";
+      if (!config) config = read_qweight_config(path_, config_, file("config.json"));
+      packed_.emplace(weight, PackedInt4::qweight(weight, stored_, *config));
+    }
   }
 }
 
@@ -220,43 +189,15 @@ void HfFolder::open_indexed_shards() {
   }
 }
 
-/// Checks the parts of a pack-quantized tensor against each other, so that reading needs no check.
-void HfFolder::add_pack_quantized(const std::string& name) {
-  const TensorInfo& packed = stored(name + "_packed").info;
-  const std::string where = cat(packed.file, ": tensor ", printable(packed.name));
-  FUT_CHECK(!stored_.contains(name + "_g_idx"), where, ": has ", printable(name), "_g_idx, which is not supported yet");
-  FUT_CHECK(!stored_.contains(name), where, ": ", printable(name), " is there as well");
-  FUT_CHECK(stored_.contains(name + "_scale") && stored_.contains(name + "_shape"), where, ": expected ",
-            printable(name), "_scale and _shape beside it");
-  const auto [rows, columns] = read_pair(stored(name + "_shape"));
-  const TensorInfo& scale = stored(name + "_scale").info;
-  FUT_CHECK(rows > 0 && columns > 0, where, ": ", printable(name), "_shape is [", rows, ", ", columns, "]");
-  FUT_CHECK(packed.type == "I32" && packed.shape == (std::vector<int64_t>{rows, (columns - 1) / 8 + 1}), where,
-            ": expected 4-bit codes as I32 (", rows, ", ", (columns - 1) / 8 + 1, ")");
-  const int64_t groups = scale.shape.size() == 2 ? scale.shape[1] : 0;
-  FUT_CHECK(groups > 0 && scale.shape[0] == rows && columns % groups == 0, where, ": ", printable(scale.name),
-            " does not have ", rows, " rows of equal groups of the ", columns, " columns");
-  // With short last groups excluded, only powers of two make the group size certain: 96 columns in 2 groups could be
-  // groups of 48 or of 64.
-  FUT_CHECK(groups == 1 || std::has_single_bit(static_cast<uint64_t>(columns / groups)), where, ": groups of ",
-            columns / groups, " columns, expected a power of two");
-  if (const auto zero = stored_.find(name + "_zero_point"); zero != stored_.end()) {
-    const TensorInfo& info = zero->second->info;
-    FUT_CHECK(info.type == "I32" && info.shape == (std::vector<int64_t>{(rows - 1) / 8 + 1, groups}), where, ": ",
-              printable(info.name), " is no I32 (", (rows - 1) / 8 + 1, ", ", groups, ")");
-  }
-  packed_[name] = {name, "pack-quantized", {rows, columns}, packed.file};
-}
-
 std::vector<TensorInfo> HfFolder::tensors() const {
   std::vector<TensorInfo> all;
   for (const auto& [name, tensor] : stored_) all.push_back(tensor->info);
-  for (const auto& [name, tensor] : packed_) all.push_back(tensor);
+  for (const auto& [name, tensor] : packed_) all.push_back(tensor.info());
   return all;
 }
 
 const TensorInfo* HfFolder::find(const std::string& name) const {
-  if (const auto found = packed_.find(name); found != packed_.end()) return &found->second;
+  if (const auto found = packed_.find(name); found != packed_.end()) return &found->second.info();
   const auto found = stored_.find(name);
   return found == stored_.end() ? nullptr : &found->second->info;
 }
@@ -264,8 +205,9 @@ const TensorInfo* HfFolder::find(const std::string& name) const {
 const StoredTensor& HfFolder::stored(const std::string& name) const {
   const auto found = stored_.find(name);
   if (found != stored_.end()) return *found->second;
-  FUT_CHECK(!packed_.contains(name), path_, ": tensor ", printable(name), " is pack-quantized: it has bytes only as ",
-            printable(name), "_packed");
+  const auto packed = packed_.find(name);
+  FUT_CHECK(packed == packed_.end(), path_, ": tensor ", printable(name), " is ", packed->second.info().type,
+            ": it has bytes only as the codes and scales beside it");
   fail(path_, ": tensor ", printable(name), " not found");
 }
 
@@ -276,27 +218,19 @@ const uint8_t* HfFolder::raw(const std::string& name, int64_t* size_bytes) const
 }
 
 std::vector<float> HfFolder::read_rows(const std::string& name, int64_t first, int64_t count) const {
-  if (const auto found = packed_.find(name); found != packed_.end()) return read_packed(found->second, {first, count});
+  if (const auto found = packed_.find(name); found != packed_.end()) return found->second.read(first, count);
   const StoredTensor& tensor = stored(name);
-  return tensor.info.type == "F8_E4M3" ? read_e4m3(tensor, {first, count}) : read_plain(tensor, {first, count});
+  return tensor.info.type == "F8_E4M3" ? read_e4m3(tensor, first, count) : read_floats(tensor, first, count);
 }
 
-std::vector<float> HfFolder::read_plain(const StoredTensor& tensor, Span rows) const {
-  // Only a type whose size the header check knows has a size to be relied on.
-  const int64_t element_bytes = safetensors_element_bytes(tensor.info.type);
-  const BlockFormat* const format = element_bytes ? find_block_format(tensor.info.type) : nullptr;
-  FUT_CHECK(format || tensor.info.type == "F64", tensor.info.file, ": tensor ", printable(tensor.info.name),
-            ": unsupported dtype ", printable(tensor.info.type), ", expected F64, F32, F16 or BF16");
-  check_rows(tensor.info, rows.first, rows.count);
-  const int64_t all_rows = rows_of(tensor.info), width = all_rows ? tensor.size_bytes / element_bytes / all_rows : 0;
-  const Span elements{rows.first * width, rows.count * width};
-  if (!format) return read_f64(tensor, elements);
-  std::vector<float> values(static_cast<size_t>(elements.count));
-  const uint8_t* const data = tensor.data + elements.first * element_bytes;
-  parallel_for(elements.count, kGrainElements, [&](int64_t begin, int64_t end) {
-    format->to_floats(data + begin * element_bytes, end - begin, values.data() + begin);
-  });
-  return values;
+int HfFolder::int4_group(const std::string& name, std::string* why) const {
+  const auto found = packed_.find(name);
+  return found == packed_.end() ? 0 : found->second.own_group(why);
+}
+
+HostWeight HfFolder::int4_codes(const std::string& name) const {
+  const auto found = packed_.find(name);
+  return found == packed_.end() ? Checkpoint::int4_codes(name) : found->second.codes();
 }
 
 /// The scale beside an FP8 tensor, under either of its names; whatever "inv" says, both are multiplied by.
@@ -310,62 +244,35 @@ const StoredTensor& HfFolder::scale_of(const TensorInfo& info) const {
   return *(scale != stored_.end() ? scale : inverse)->second;
 }
 
-std::vector<float> HfFolder::read_e4m3(const StoredTensor& tensor, Span span) const {
+std::vector<float> HfFolder::read_e4m3(const StoredTensor& tensor, int64_t first, int64_t count) const {
   const TensorInfo& info = tensor.info;
   const StoredTensor& scale = scale_of(info);
   const std::vector<int64_t>& shape = scale.info.shape;
-  const std::vector<float> scales = read_plain(scale);
+  const std::vector<float> scales = read_floats(scale, 0, rows_of(scale.info));
   const int64_t rows = info.shape.empty() ? 1 : info.shape[0];
   const int64_t columns = rows ? tensor.size_bytes / rows : 0;
-  const auto count = static_cast<int64_t>(scales.size());
+  const auto scale_count = static_cast<int64_t>(scales.size());
   int64_t block_rows = rows, block_columns = columns;  // that share a scale
-  if (count > 1 && count == rows && shape[0] == rows) {
+  if (scale_count > 1 && scale_count == rows && shape[0] == rows) {
     block_rows = 1;
-  } else if (count != 1) {
+  } else if (scale_count != 1) {
     const auto blocks = [](int64_t extent, int64_t block) { return extent / block + (extent % block != 0); };
     std::tie(block_rows, block_columns) = fp8_block_;
     const bool tiles = info.shape.size() == 2 &&
                        shape == std::vector<int64_t>{blocks(rows, block_rows), blocks(columns, block_columns)};
-    FUT_CHECK(tiles, info.file, ": tensor ", printable(info.name), ": F8_E4M3 of ", rows, " rows with ", count,
+    FUT_CHECK(tiles, info.file, ": tensor ", printable(info.name), ": F8_E4M3 of ", rows, " rows with ", scale_count,
               " scales, expected one, one a row, or one a block of ", block_rows, " x ", block_columns);
   }
-  if (check_rows(info, span.first, span.count)) span = {0, rows};
-  std::vector<float> values(static_cast<size_t>(span.count * columns));
+  if (check_rows(info, first, count)) first = 0, count = rows;
+  std::vector<float> values(static_cast<size_t>(count * columns));
   if (values.empty()) return values;  // rows without columns may be as many as the file likes to say
   const int64_t blocks_a_row = (columns - 1) / block_columns + 1;
-  parallel_for(span.count, kGrainElements / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
+  parallel_for(count, kGrainElements / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = span.first + i;
+      const int64_t row = first + i;
       const float* const row_scales = scales.data() + row / block_rows * blocks_a_row;
       for (int64_t k = 0; k < columns; ++k) {
         values[i * columns + k] = to_f32(E4m3{tensor.data[row * columns + k]}) * row_scales[k / block_columns];
-      }
-    }
-  });
-  return values;
-}
-
-std::vector<float> HfFolder::read_packed(const TensorInfo& tensor, Span span) const {
-  check_rows(tensor, span.first, span.count);
-  const uint8_t* const codes = stored(tensor.name + "_packed").data;
-  const std::vector<float> scales = read_plain(stored(tensor.name + "_scale"));
-  const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
-  const int64_t groups = static_cast<int64_t>(scales.size()) / rows, group = columns / groups;
-  const int64_t row_bytes = (columns + 7) / 8 * 4;
-  const auto zero_points = stored_.find(tensor.name + "_zero_point");
-  // Of eight rows in a word, unlike the codes.
-  const auto zero_of = [&](int64_t row, int64_t g) {
-    if (zero_points == stored_.end()) return 8;
-    return zero_points->second->data[(row / 8 * groups + g) * 4 + row % 8 / 2] >> 4 * (row % 2) & 15;
-  };
-  std::vector<float> values(static_cast<size_t>(span.count * columns));
-  parallel_for(span.count, kGrainElements / columns + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = span.first + i;
-      for (int64_t k = 0; k < columns; ++k) {
-        const int q = codes[row * row_bytes + k / 2] >> 4 * (k % 2) & 15;
-        const int64_t g = k / group;
-        values[i * columns + k] = scales[row * groups + g] * static_cast<float>(q - zero_of(row, g));
       }
     }
   });

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <optional>
 
 #include "base/error.h"
+#include "base/parallel.h"
+#include "io/gguf_blocks.h"
 #include "io/json.h"
 
 namespace fut {
@@ -148,6 +151,43 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
     tensors_.push_back(std::move(tensors[range.tensor]));
     tensors_.back().data += range.begin;
   }
+}
+
+namespace {
+
+std::vector<float> read_f64(const uint8_t* data, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) {
+    double value;
+    memcpy(&value, data + i * sizeof(value), sizeof(value));
+    // Beyond float's range the conversion of C++ is undefined; infinity is what every other program makes of it.
+    constexpr double kLargest = std::numeric_limits<float>::max();
+    values[i] = std::fabs(value) <= kLargest || !std::isfinite(value)
+                    ? static_cast<float>(value)
+                    : std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(value > 0 ? 1 : -1));
+  }
+  return values;
+}
+
+}  // namespace
+
+std::vector<float> read_floats(const StoredTensor& tensor, int64_t first_row, int64_t rows) {
+  // Only a type whose size the header check knows has a size to be relied on.
+  const int64_t element_bytes = safetensors_element_bytes(tensor.info.type);
+  const BlockFormat* const format = element_bytes ? find_block_format(tensor.info.type) : nullptr;
+  FUT_CHECK(format || tensor.info.type == "F64", tensor.info.file, ": tensor ", printable(tensor.info.name),
+            ": unsupported dtype ", printable(tensor.info.type), ", expected F64, F32, F16 or BF16");
+  Checkpoint::check_rows(tensor.info, first_row, rows);
+  const int64_t all_rows = Checkpoint::rows_of(tensor.info);
+  const int64_t width = all_rows ? tensor.size_bytes / element_bytes / all_rows : 0, count = rows * width;
+  const uint8_t* const data = tensor.data + first_row * width * element_bytes;
+  if (!format) return read_f64(data, count);
+  std::vector<float> values(static_cast<size_t>(count));
+  constexpr int64_t kGrainElements = 1 << 16;
+  parallel_for(count, kGrainElements, [&](int64_t begin, int64_t end) {
+    format->to_floats(data + begin * element_bytes, end - begin, values.data() + begin);
+  });
+  return values;
 }
 
 SafetensorsWriter::SafetensorsWriter(std::string path) : path_(std::move(path)), partial_path_(path_ + ".partial") {}

@@ -38,6 +38,9 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
+/// `rows` rows of a tensor of floats, all of it where it is no matrix; other types are refused by name.
+std::vector<float> read_floats(const StoredTensor& tensor, int64_t first_row, int64_t rows);
+
 /// Writes a file without ever holding more than the caller's one tensor: declare every tensor, then write each, in any
 /// order. The file appears under its name at finish(), whole; until then it is NAME.partial, and a writer that is
 /// destroyed early removes it.

@@ -113,17 +113,28 @@ std::vector<std::string> gate_up_names(int64_t l) {
   return {layer_name(l, "mlp.gate_proj"), layer_name(l, "mlp.up_proj")};
 }
 
-/// Codes and scales of stacked tensors exactly as compressed-tensors stores them, or nothing if the checkpoint holds
-/// the tensors in another form.
+/// Codes and scales of stacked tensors exactly as the checkpoint stores them, if it does.
 class StoredCodes {
  public:
   StoredCodes(const Checkpoint& checkpoint, Dtype dtype) : checkpoint_(checkpoint), dtype_(dtype) {}
 
-  /// All of them, in groups of one size: they become one weight.
-  bool hold(const std::vector<std::string>& names) const {
-    return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-      return holds(name) && (dtype_ != Dtype::int4 || group_of(name) == group_of(names[0]));
-    });
+  /// All of them, in groups of one size: they become one weight. If not, `why` says what is wrong with INT4 codes that
+  /// are there, and stays as it is where there are none.
+  bool hold(const std::vector<std::string>& names, std::string* why) const {
+    int group = 0;
+    for (const std::string& name : names) {
+      if (dtype_ != Dtype::int4) {
+        if (dtype_ != Dtype::e4m3 || !has_scale_a_row(name)) return false;
+        continue;
+      }
+      std::string reason;
+      const int own = checkpoint_.int4_group(name, &reason);
+      const bool differ = group && own && own != group;
+      if (why && (differ || !reason.empty())) *why = cat(name, " has ", differ ? "groups of another size" : reason);
+      if (!own || differ) return false;
+      group = own;
+    }
+    return true;
   }
 
   HostWeight read(const std::vector<std::string>& names) const {
@@ -134,9 +145,10 @@ class StoredCodes {
       out.rows += info.shape[0];
       out.cols = info.shape[1];
       if (dtype_ == Dtype::int4) {
-        out.group = static_cast<int>(group_of(name));
-        append_raw(out, name + "_packed", (info.shape[1] + 7) / 8 * 4 * info.shape[0]);
-        for (float scale : checkpoint_.read_f32(name + "_scale")) out.group_scale.push_back(to_half(scale));
+        const HostWeight part = checkpoint_.int4_codes(name);
+        out.group = part.group;
+        out.data.insert(out.data.end(), part.data.begin(), part.data.end());
+        out.group_scale.insert(out.group_scale.end(), part.group_scale.begin(), part.group_scale.end());
       } else {
         append_raw(out, name, info.shape[0] * info.shape[1]);
         for (float scale : checkpoint_.read_f32(name + "_scale")) out.scale.push_back(scale);
@@ -146,38 +158,11 @@ class StoredCodes {
   }
 
  private:
-  bool holds(const std::string& name) const {
-    const TensorInfo* info = checkpoint_.find(name);
-    if (!info) return false;
-    if (dtype_ == Dtype::e4m3) return info->type == "F8_E4M3" && has_scale_a_row(*info);
-    return dtype_ == Dtype::int4 && info->type == "pack-quantized" && group_of(name) > 0;
-  }
-
-  const TensorInfo* scale_info(const std::string& name) const { return checkpoint_.find(name + "_scale"); }
-
-  bool has_scale_a_row(const TensorInfo& info) const {
-    const TensorInfo* scale = scale_info(info.name);
-    return scale && info.shape.size() == 2 &&
-           (scale->shape == std::vector<int64_t>{info.shape[0]} ||
-            scale->shape == std::vector<int64_t>{info.shape[0], 1});
-  }
-
-  /// Group size if it is one that the fragment layout knows, else 0.
-  int64_t group_of(const std::string& name) const {
-    const TensorInfo *info = checkpoint_.find(name), *scale = scale_info(name);
-    if (!scale || scale->shape.size() != 2 || scale->shape[1] == 0 || !fits_half(*scale)) return 0;
-    if (checkpoint_.find(name + "_zero_point")) return 0;  // only symmetric codes have a layout here
-    for (int64_t group : {32, 64, 128}) {
-      if ((info->shape[1] + group - 1) / group == scale->shape[1]) return group;
-    }
-    return 0;
-  }
-
-  /// Whether the scales are halves, or may be written as halves.
-  bool fits_half(const TensorInfo& scale) const {
-    if (scale.type == "F16") return true;
-    const std::vector<float> values = checkpoint_.read_f32(scale.name);
-    return std::all_of(values.begin(), values.end(), [](float s) { return to_f32(to_half(s)) == s; });
+  bool has_scale_a_row(const std::string& name) const {
+    const TensorInfo *info = checkpoint_.find(name), *scale = checkpoint_.find(name + "_scale");
+    return info && info->type == "F8_E4M3" && scale && info->shape.size() == 2 &&
+           (scale->shape == std::vector<int64_t>{info->shape[0]} ||
+            scale->shape == std::vector<int64_t>{info->shape[0], 1});
   }
 
   void append_raw(HostWeight& out, const std::string& name, int64_t expected_bytes) const {
@@ -296,12 +281,13 @@ PlacedWeight place_table(Backend& backend, const Checkpoint& checkpoint, const L
 }
 
 /// Whether all codes of a phase are there in the checkpoint.
-bool stored_as(const Checkpoint& checkpoint, Dtype dtype, int64_t layers) {
+bool stored_as(const Checkpoint& checkpoint, Dtype dtype, int64_t layers, std::string* why) {
   const StoredCodes codes(checkpoint, dtype);
   for (int64_t l = 0; l < layers; ++l) {
-    const std::string o = layer_name(l, "self_attn.o_proj"), down = layer_name(l, "mlp.down_proj");
-    if (!codes.hold(qkv_names(l)) || !codes.hold({o}) || !codes.hold(gate_up_names(l)) || !codes.hold({down}))
-      return false;
+    for (const auto& names :
+         {qkv_names(l), {layer_name(l, "self_attn.o_proj")}, gate_up_names(l), {layer_name(l, "mlp.down_proj")}}) {
+      if (!codes.hold(names, why)) return false;
+    }
   }
   return true;
 }
@@ -319,8 +305,8 @@ bool gains_are_ones(const Checkpoint& checkpoint, int64_t layers) {
 }
 
 /// Whether a phase takes its codes from the checkpoint as they are. Otherwise it reads numbers and encodes them.
-bool uses_stored(const Checkpoint& checkpoint, Dtype dtype, int64_t layers) {
-  return stored_as(checkpoint, dtype, layers) && (dtype == Dtype::int4 || gains_are_ones(checkpoint, layers));
+bool uses_stored(const Checkpoint& checkpoint, Dtype dtype, int64_t layers, std::string* why = nullptr) {
+  return stored_as(checkpoint, dtype, layers, why) && (dtype == Dtype::int4 || gains_are_ones(checkpoint, layers));
 }
 
 }  // namespace
@@ -388,6 +374,16 @@ float swiglu_guard(const HostWeight& weight, const LlamaConfig& config) {
   return guard_for(bound);
 }
 
+namespace {
+
+bool is_zero_bias(const Checkpoint& checkpoint, const TensorInfo& info) {
+  if (!info.name.ends_with(".bias")) return false;
+  const std::vector<float> values = checkpoint.read_f32(info.name);
+  return std::all_of(values.begin(), values.end(), [](float value) { return value == 0.0f; });
+}
+
+}  // namespace
+
 void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
   std::set<std::string> expected;
   for (const auto& [name, shape] : expected_tensors(c)) {
@@ -395,11 +391,11 @@ void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
     expected.insert(name);
   }
   for (const TensorInfo& info : checkpoint.tensors()) {
-    // Passed over, these would change the result without a word.
+    // Passed over, these would change the result without a word; but GPTQ's programs write biases of zeros.
     const bool changes =
         info.name.ends_with(".bias") || info.name.ends_with(".q_norm.weight") || info.name.ends_with(".k_norm.weight");
-    FUT_CHECK(!changes || expected.contains(info.name), info.file, ": tensor ", info.name,
-              ": the configuration has no such bias or norm (", c.architecture, ")");
+    FUT_CHECK(!changes || expected.contains(info.name) || is_zero_bias(checkpoint, info), info.file, ": tensor ",
+              info.name, ": the configuration has no such bias or norm (", c.architecture, ")");
     const bool too_deep = info.name.rfind(cat("model.layers.", c.layers, "."), 0) == 0;
     FUT_CHECK(!too_deep, info.file, ": tensor ", info.name, ", but the configuration says ", c.layers, " layers");
   }
@@ -408,12 +404,16 @@ void check_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
 std::vector<std::string> unused_tensors(const Checkpoint& checkpoint, const LlamaConfig& c) {
   std::set<std::string> used = {"rope_freqs.weight"};  // GGUF's llama3 scaling, which became part of the configuration
   for (const auto& [name, shape] : expected_tensors(c)) {
-    for (const char* part : {"", "_packed", "_scale", "_scale_inv", "_shape", "_zero_point"}) used.insert(name + part);
+    for (const char* part : {"", "_packed", "_scale", "_scale_inv", "_shape", "_zero_point", "_g_idx"})
+      used.insert(name + part);
+    const std::string module = name.substr(0, name.rfind('.') + 1);
+    for (const char* part : {"qweight", "qzeros", "scales", "g_idx"}) used.insert(module + part);
   }
   std::vector<std::string> unused;
   for (const TensorInfo& info : checkpoint.tensors()) {
     const bool recomputed = info.name.ends_with(".rotary_emb.inv_freq");
-    if (!recomputed && !used.contains(info.name)) unused.push_back(info.name);
+    const bool zeros = info.name.ends_with(".bias");  // others are refused
+    if (!recomputed && !zeros && !used.contains(info.name)) unused.push_back(info.name);
   }
   return unused;
 }
@@ -487,7 +487,8 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
   check_tensors(for_decode, c);
   if (source.quantised()) check_tensors(for_prefill, c);
   const bool prefill_stored = uses_stored(for_prefill, options.prefill, c.layers);
-  const bool decode_stored = uses_stored(for_decode, options.decode, c.layers);
+  std::string lost;  // why INT4 codes cannot be used
+  const bool decode_stored = uses_stored(for_decode, options.decode, c.layers, &lost);
   // Values of both phases meet in one cache, so both must be rotated, or neither.
   const OfflineRotation rotation{options.rotate_values && !source.quantised() && !prefill_stored && !decode_stored,
                                  false};
@@ -495,6 +496,11 @@ ModelWeights load_weights(Backend& backend, const ModelSource& source, const Wei
   const bool scale_inputs = backend.takes_input_scale();
 
   ModelWeights out;
+  if (!lost.empty()) {
+    out.warning =
+        cat(for_decode.path(), ": its 4-bit codes are read as numbers and rounded to INT4 anew, in groups of ",
+            options.group, ": ", lost);
+  }
   for (int64_t l = 0; l < c.layers; ++l) {
     if (options.on_progress) options.on_progress("weights", l, c.layers);
     for_decode.drop_pages(), for_prefill.drop_pages();

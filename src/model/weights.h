@@ -64,6 +64,7 @@ struct ModelWeights {
   std::vector<LayerWeights> decode;  ///< empty if both phases use the same format and order: see for_decode()
   std::vector<LayerConstants> constants;
   std::vector<HeadNorm> head_norms;  // (L)
+  std::string warning;               ///< one line: why stored INT4 codes could not be used as they are, or empty
 
   const LayerWeights& for_decode(int64_t layer) const { return decode.empty() ? prefill[layer] : decode[layer]; }
 };

@@ -17,19 +17,25 @@ const std::vector<std::string> kWords = {"metadata",
                                          "w",
                                          "w_scale",
                                          "w_scale_inv",
-                                         "p_packed",
-                                         "p_scale",
-                                         "p_shape",
-                                         "p_g_idx",
-                                         "p_zero_point",
+                                         "p.weight_packed",
+                                         "p.weight_scale",
+                                         "p.weight_shape",
+                                         "p.weight_g_idx",
+                                         "p.weight_zero_point",
+                                         "p.weight",
+                                         "q.qweight",
+                                         "q.qzeros",
+                                         "q.scales",
+                                         "q.g_idx",
+                                         "q.weight",
                                          "../a.safetensors",
                                          "config.json",
                                          ".",
                                          "..",
-                                         "p",
-                                         "p_zero_point",
-                                         "x.qweight",
                                          "n"};
+const std::vector<std::string> kConfigWords = {
+    "quantization_config", "quant_method", "gptq", "awq",  "bits",    "w_bit",   "group_size",      "q_group_size",
+    "checkpoint_format",   "gptq_v2",      "sym",  "gemm", "version", "dynamic", "is_marlin_format"};
 
 /// Moves a name from one of the two files that know it.
 void rename_in_shard(std::string& shard, Random& random) {
@@ -57,6 +63,7 @@ class IndexTarget final : public Target {
       if (random.chance(40)) input[shard] = mutated_safetensors(input[shard], random);
       if (random.chance(3)) input.erase(shard);
     }
+    if (random.chance(15)) input["config.json"] = mutated_json(input["config.json"], random, kConfigWords);
     if (random.chance(3)) mutate_bytes(input["config.json"], random, "\xff[]{}\"");
     if (random.chance(2)) input.erase(random.pick(files()));
   }
@@ -65,8 +72,11 @@ class IndexTarget final : public Target {
     const auto checkpoint = Checkpoint::open(folder);
     for (const TensorInfo& tensor : checkpoint->tensors()) {
       require(checkpoint->find(tensor.name) != nullptr, "a listed tensor is not found");
-      may_refuse(folder, [&] { use_tensor(*checkpoint, tensor); });
-      if (tensor.type == "pack-quantized") continue;  // has no bytes of its own
+      may_refuse(folder, [&] {
+        use_tensor(*checkpoint, tensor);
+        if (checkpoint->int4_group(tensor.name)) checkpoint->int4_codes(tensor.name);
+      });
+      if (is_packed_int4(tensor)) continue;  // has no bytes of its own
       int64_t size = -1;
       const uint8_t* const bytes = checkpoint->raw(tensor.name, &size);
       require(size >= 0 && (size == 0 || bytes[0] + bytes[size - 1] >= 0), "raw bytes that cannot be read");

@@ -53,8 +53,8 @@ def make_safetensors():
 
 
 def make_index():
-    packed = [("p_packed", "I32", [2, 2]), ("p_scale", "BF16", [2, 1]),
-              ("p_shape", "I64", [2], struct.pack("<qq", 2, 16))]
+    packed = [("p.weight_packed", "I32", [2, 2]), ("p.weight_scale", "BF16", [2, 1]),
+              ("p.weight_shape", "I64", [2], struct.pack("<qq", 2, 16))]
     eights = [("w", "F8_E4M3", [2, 4]), ("w_scale", "F32", [2, 1]), ("n", "F32", [3])]
     one = [("w", "F8_E4M3", [2, 4]), ("w_scale", "F32", [1])]
     for name, first, second in [("quantised", packed, eights), ("one_scale", one, [("n", "F16", [2])]), ("plain", [("n", "BF16", [2, 2])], [("w", "F32", [2])])]:
@@ -63,19 +63,30 @@ def make_index():
             "config.json": "{}",
             "model.safetensors.index.json": compact({"metadata": {"total_size": 1}, "weight_map": shard_of}),
             "a.safetensors": safetensors(first), "b.safetensors": safetensors(second)})
-    asymmetric = [("p_packed", "I32", [9, 1]), ("p_scale", "F32", [9, 2]), ("p_zero_point", "I32", [2, 2])]
+    asymmetric = [("p.weight_packed", "I32", [9, 1]), ("p.weight_scale", "F32", [9, 2]), ("p.weight_zero_point", "I32", [2, 2]),
+                  ("p.weight_g_idx", "I32", [8], struct.pack("<8i", *[0, 1] * 4))]
     write("index", "zero_points", {
         "config.json": "{}",
         "model.safetensors.index.json": compact({"weight_map": {name: "a.safetensors" for name, *_ in asymmetric}
-                                                 | {"p_shape": "b.safetensors"}}),
+                                                 | {"p.weight_shape": "b.safetensors"}}),
         "a.safetensors": safetensors(asymmetric),
-        "b.safetensors": safetensors([("p_shape", "I64", [2], struct.pack("<qq", 9, 8))])})
+        "b.safetensors": safetensors([("p.weight_shape", "I64", [2], struct.pack("<qq", 9, 8))])})
     block = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [2, 2]}}
     write("index", "blocks", {
         "config.json": compact(block),
         "model.safetensors.index.json": compact({"weight_map": {"w": "a.safetensors", "w_scale_inv": "b.safetensors"}}),
         "a.safetensors": safetensors([("w", "F8_E4M3", [3, 5])]),
         "b.safetensors": safetensors([("w_scale_inv", "F32", [2, 3])])})
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": True, "checkpoint_format": "gptq_v2"}
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    order = struct.pack("<16i", *[0, 1] * 8)
+    for name, said, codes, more in [("gptq", gptq, [2, 8], [("q.g_idx", "I32", [16], order)]), ("awq", awq, [64, 1], [])]:
+        first = [("q.qweight", "I32", codes), ("q.scales", "F16", [2, 8]), *more]
+        write("index", name, {
+            "config.json": compact({"quantization_config": said}),
+            "model.safetensors.index.json": compact({"weight_map": {tensor: "a.safetensors" for tensor, *_ in first} | {"q.qzeros": "b.safetensors"}}),
+            "a.safetensors": safetensors(first),
+            "b.safetensors": safetensors([("q.qzeros", "I32", [2, 1])])})
 
 
 # ---- GGUF
