@@ -279,15 +279,14 @@ QweightConfig read_qweight_config(const std::string& folder, const std::string& 
             ", expected 4: other codes of GPTQ and AWQ are not supported");
   std::string format = word_of(said, {"checkpoint_format", "format"}, out.file);
   if (format.empty() && method != "gptq") format = word_of(said, {"version"}, out.file);  // AWQ's key for it
-  const bool known =
-      format.empty() || (format == "gemm" ? method != "gptq" : method != "awq" && format.starts_with("gptq"));
-  FUT_CHECK(known && (!format.starts_with("gptq") || format == "gptq" || format == "gptq_v2"), out.file,
+  const bool of_gptq = format == "gptq" || format == "gptq_v2", of_awq = format == "gemm";
+  FUT_CHECK(format.empty() || (of_gptq && method != "awq") || (of_awq && method != "gptq"), out.file,
             ": the format of its ", method, " tensors is ", printable(format),
             ", expected gptq, gptq_v2, or of AWQ gemm");
   FUT_CHECK(value_of(said, {"is_marlin_format"}) != true, out.file,
             ": is_marlin_format: Marlin's order is not supported");
-  out.awq = method == "awq" || format == "gemm";
-  out.gptq = !out.awq && (method == "gptq" || !format.empty());
+  out.gptq = method == "gptq" || of_gptq;
+  out.awq = method == "awq" || of_awq;
   out.second_version = format == "gptq_v2";
   out.symmetric = value_of(said, {"sym"}) == true;
   const json group = value_of(said, {"group_size", "q_group_size"});

@@ -1,10 +1,9 @@
 // Matrices of 4-bit codes as other programs store them, eight codes to a 32-bit word, the lowest bits first:
 //
-//                   codes of (N, K)                   zero points of (N, groups)           scales        order of
-//                   columns
-//   pack-quantized  X.weight_packed (N, ceil(K/8))    X.weight_zero_point (N/8, groups)    (N, groups)   X.weight_g_idx
-//   gptq            X.qweight (K/8, N)                X.qzeros (groups, N/8)               (groups, N)   X.g_idx
-//   awq             X.qweight (K, N/8)                X.qzeros (groups, N/8)               (groups, N)   none
+//                   codes of (N, K)                  zero points of (N, groups)         scales       order of columns
+//   pack-quantized  X.weight_packed (N, ceil(K/8))   X.weight_zero_point (N/8, groups)  (N, groups)  X.weight_g_idx
+//   gptq            X.qweight (K/8, N)               X.qzeros (groups, N/8)             (groups, N)  X.g_idx
+//   awq             X.qweight (K, N/8)               X.qzeros (groups, N/8)             (groups, N)  as it is
 //
 // A word holds codes that follow one another along K in the first two, along N in AWQ, whose order is 0 2 4 6 1 3 5 7;
 // zero points always follow along N, in the order of the codes. GPTQ's first version stores them less one. Column k
