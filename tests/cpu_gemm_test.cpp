@@ -135,7 +135,7 @@ TEST_F(CpuGemmTest, NoRowsTouchNothing) {
 }
 
 TEST_F(CpuGemmTest, RefusesAWeightInF16) {
-  Weight w{Dtype::f16, 16, 16, 0, &kGuard, nullptr, 512};
+  Weight w{Dtype::f16, 16, 16, 0, Phase::decode, &kGuard, nullptr, 512};
   std::vector<float> a(16), y(16);
   std::vector<double> exact(16);
   test::expect_refused([&] { cpu::gemm(y.data(), a.data(), 1, w); }, {"f16"});

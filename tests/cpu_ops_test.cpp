@@ -841,7 +841,7 @@ struct ValidArgs {
   int8_t tail_in[1] = {0}, tail_out[1] = {0};
   int32_t tokens[2] = {};
   Residual residual;
-  Weight weight{Dtype::f32, 32, 16, 0, data, nullptr, 0};
+  Weight weight{Dtype::f32, 32, 16, 0, Phase::decode, data, nullptr, 0};
   Operand operand;
   QkvArgs qkv;
   AttentionArgs attention;
